@@ -1,0 +1,193 @@
+"""What the engine owner and the transfer owner say to each other, and what the loop orders of links.
+
+Every lease gets exactly one closing event at each end. At the prefill worker: `LeaseClosed` (confirmed or with an
+error). At the decode worker: `HandedOff`, or `Retired` with an error. Only after it may the engine move the lease's
+blocks: until then the transfer owner may still read (P) or write (D) them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.errors import PdserveError
+from pdserve.ids import WorkerRef
+from pdserve.messages import TokenLogprobs
+
+# --- loop -> transfer (prefill worker): links
+
+
+@dataclass(frozen=True, slots=True)
+class OrderLink:
+    """A router session wants the link to this decode worker; equal orders join."""
+
+    session_id: int
+    decode_worker: WorkerRef
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelLink:
+    """That session wants the link no more."""
+
+    session_id: int
+    decode_worker: WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAllLinks:
+    """The session has ended: an Unpair of all it ordered."""
+
+    session_id: int
+
+
+# --- transfer -> loop
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """The state of a link, for every session that ordered it (and, `session_id` set, for one that joins)."""
+
+    decode_worker: WorkerRef
+    up: bool
+    transport: str
+    reason: str
+    generation: int
+    session_id: int | None = None
+
+
+# --- engine -> transfer, prefill worker
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLease:
+    """A prefill for this lease begins. num_blocks: blocks of the prompt in all; the first num_skip stay unsent."""
+
+    lease_id: int
+    decode_worker: WorkerRef
+    num_blocks: int
+    num_skip: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The KV of the sequence's first `upto` blocks is complete; block_ids are those from the last offer's upto on."""
+
+    lease_id: int
+    upto: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All blocks are offered and the first token is sampled."""
+
+    lease_id: int
+    first_token: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The prefill worker gives the lease up; D is told; answered by LeaseClosed."""
+
+    lease_id: int
+    error: PdserveError
+
+
+# --- transfer -> engine, prefill worker
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseClosed:
+    """The transfer owner reads this lease's blocks no more. error None: confirmed."""
+
+    lease_id: int
+    error: PdserveError | None
+    sent_bytes: int
+    link_lost: bool
+
+
+# --- engine -> transfer, decode worker
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectLease:
+    """A grant: `source` will offer blocks num_skip … num_blocks − 1 of a sequence."""
+
+    lease_id: int
+    source: WorkerRef
+    num_blocks: int
+    num_skip: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Answer to BindWanted: the blocks that the pieces go into, for sequence blocks num_skip …, in order."""
+
+    lease_id: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """The decode worker ends the lease (abort, revoked, drain); P is told FAIL; answered by Retired.
+
+    After HandedOff it is no error and isn't answered.
+    """
+
+    lease_id: int
+    error: PdserveError
+
+
+# --- transfer -> engine, decode worker
+
+
+@dataclass(frozen=True, slots=True)
+class BindWanted:
+    """The first pull is due."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullProgress:
+    """Blocks of the lease received so far; sent when it grew, at most once a turn."""
+
+    lease_id: int
+    num_received: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOff:
+    """CONFIRM came: every expected block was written exactly once and is proven right. The lease is over."""
+
+    lease_id: int
+    first_token: int
+    logprobs: TokenLogprobs | None
+    received_bytes: int
+    transport: str
+    transfer_s: float
+    transfer_exposed_s: float
+    commit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """The lease ended without a hand-off; nothing will be written into its blocks any more.
+
+    quarantine: a device copy or one-sided read may still touch them; `Released` follows.
+    """
+
+    lease_id: int
+    error: PdserveError
+    quarantine: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The quarantined blocks of this lease are safe now (either worker)."""
+
+    lease_id: int
+
+
+# --- engine -> loop and back are session messages: see pdserve.worker

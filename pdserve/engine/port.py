@@ -1,0 +1,91 @@
+"""The engine port: what the scheduler needs of a model. Implementations: torch (`torch_runner`), fake (`fake_runner`).
+
+The scheduler decides which positions are computed and which blocks they lie in; a runner computes them and samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdserve.engine.layout import KvLayout
+from pdserve.errors import RowFailed
+from pdserve.messages import TokenLogprobs
+from pdserve.sampling import SampleKey
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """Sample the token behind `ids`; a pure function of these values and the logits.
+
+    ids  prompt and tokens so far; the sampled token gets position len(ids)
+    """
+
+    key: SampleKey
+    ids: Sequence[int]
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part of a step: compute token_ids at positions start, start + 1, ….
+
+    block_table  block ids in logical order, covering start + len(token_ids) positions
+    sample       None when the chunk isn't the last one
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sample: SampleSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutput:
+    """What one row gave: a token if one was asked for, or the error that ends this sequence only."""
+
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    error: RowFailed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What others must know of the loaded model.
+
+    window_tokens  the model's context window; cache_seed: the model's part of the block hash
+    numerics       workers of equal text give equal bits (dtype, threads, CPU capability, library versions)
+    """
+
+    name: str
+    vocab_size: int
+    window_tokens: int
+    eos_token_ids: tuple[int, ...]
+    weights_fingerprint: str
+    numerics: str
+    deterministic: bool
+    cache_seed: bytes
+
+
+class Runner(Protocol):
+    """Engine owner's thread only, but for `pool`, which the transfer owner reads and writes block by block."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def layout(self) -> KvLayout: ...
+
+    @property
+    def pool(self) -> memoryview:
+        """The KV pool as bytes, writable, [num_blocks * block_bytes]; block b begins at b * block_bytes."""
+        ...
+
+    def run(self, rows: Sequence[Row]) -> list[RowOutput]:
+        """One forward pass: writes the rows' KV into their blocks, samples where asked; one output a row, in order.
+
+        When it returns, the KV is complete. Raises when the step as a whole failed; the pool then may hold garbage
+        in the rows' blocks, nowhere else.
+        """
+        ...

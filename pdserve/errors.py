@@ -1,0 +1,214 @@
+"""The one error taxonomy: who must act, as a class, a gRPC code and a message between processes.
+
+A servicer raises these; `pdserve.service` maps them to gRPC once, at the border. Between router and
+workers an error travels as `Failure(error, message, fields)` and is raised again as the same class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Code(Enum):
+    """gRPC status codes by name, so that this module needs no grpc."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    UNAVAILABLE = "UNAVAILABLE"
+    ABORTED = "ABORTED"
+    DATA_LOSS = "DATA_LOSS"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    INTERNAL = "INTERNAL"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+
+
+_CLASSES: dict[str, type[PdserveError]] = {}
+
+
+class PdserveError(Exception):
+    """Base of the taxonomy: a constant sentence and the values that belong to it.
+
+    `counts_as_attempt` tells the router whether an attempt that ended so uses up one of `max_attempts`.
+    """
+
+    code: Code = Code.INTERNAL
+    replayable: bool = False
+    counts_as_attempt: bool = False
+
+    def __init__(self, message: str, **fields: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def __init_subclass__(cls) -> None:
+        _CLASSES[cls.__name__] = cls
+
+    def __str__(self) -> str:
+        if not self.fields:
+            return self.message
+        return f"{self.message} ({', '.join(f'{name}={value}' for name, value in self.fields.items())})"
+
+
+class InvalidRequest(PdserveError):
+    """The caller must change the request."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class UnknownModel(PdserveError):
+    """The caller named a model, request or worker that is not here."""
+
+    code = Code.NOT_FOUND
+
+
+class UnknownRequest(PdserveError):
+    """No request of that id runs at this router."""
+
+    code = Code.NOT_FOUND
+
+
+class Overloaded(PdserveError):
+    """No room now; the caller may come back in `retry_after_s`. Never a reason to eject a worker."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    replayable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, **fields: object) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **fields)
+        self.retry_after_s = float(retry_after_s)
+
+
+class DeadlineExceeded(PdserveError):
+    """The client's deadline has passed."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class RequestCancelled(PdserveError):
+    """The client went away or asked to stop."""
+
+    code = Code.CANCELLED
+
+
+class WorkerLost(PdserveError):
+    """A worker, its session or its link is gone, or a phase made no progress in its time."""
+
+    code = Code.UNAVAILABLE
+    replayable = True
+    counts_as_attempt = True
+
+
+class NoWorker(PdserveError):
+    """No worker of a role joined in `worker_wait_s`."""
+
+    code = Code.UNAVAILABLE
+
+
+class Draining(PdserveError):
+    """The worker or router takes no new work and gave back what it had."""
+
+    code = Code.UNAVAILABLE
+    replayable = True
+
+
+class HandedBack(PdserveError):
+    """A preempted sequence too long to recompute on a decode worker: replay it through a prefill worker."""
+
+    code = Code.UNAVAILABLE
+    replayable = True
+
+
+class Revoked(PdserveError):
+    """A grant was taken back for older sequences; nobody's fault."""
+
+    code = Code.ABORTED
+    replayable = True
+
+
+class Stale(PdserveError):
+    """It belongs to another epoch, attempt, lease or generation."""
+
+    code = Code.ABORTED
+    replayable = True
+    counts_as_attempt = True
+
+
+class StepFailed(PdserveError):
+    """The engine step that the sequence was in raised; the attempt carries a strike more."""
+
+    code = Code.UNAVAILABLE
+    replayable = True
+    counts_as_attempt = True
+
+
+class KvCorrupt(PdserveError):
+    """KV bytes arrived with a wrong check sum, twice."""
+
+    code = Code.DATA_LOSS
+    replayable = True
+    counts_as_attempt = True
+
+
+class Incompatible(PdserveError):
+    """Two sides don't fit: the message names the field and both values; the operator must act."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class InvariantViolated(PdserveError):
+    """A bug of ours."""
+
+    code = Code.INTERNAL
+
+
+class RowFailed(PdserveError):
+    """One sequence of a batch can't go on (NaN logits, sampler, bad index); never replayed."""
+
+    code = Code.INTERNAL
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as it travels between processes: class name, sentence, values as text."""
+
+    error: str
+    message: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+def to_failure(error: PdserveError) -> Failure:
+    """The message form of an error."""
+    return Failure(type(error).__name__, error.message, {name: str(value) for name, value in error.fields.items()})
+
+
+def from_failure(failure: Failure) -> PdserveError:
+    """The error of a message; a class this version doesn't know becomes InvariantViolated and keeps its name."""
+    cls = _CLASSES.get(failure.error)
+    fields: dict[str, object] = dict(failure.fields)
+    if cls is None:
+        return InvariantViolated(failure.message, error=failure.error, **fields)
+    if cls is Overloaded:
+        retry_after_s = float(str(fields.pop("retry_after_s", "1.0")))
+        return Overloaded(failure.message, retry_after_s=retry_after_s, **fields)
+    return cls(failure.message, **fields)
+
+
+def primary(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error of a group that a client should see: ours before others, the first before later ones."""
+    leaves = list(_leaves(group))
+    for leaf in leaves:
+        if isinstance(leaf, PdserveError):
+            return leaf
+    return leaves[0]
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found

@@ -1,0 +1,414 @@
+"""Messages of a session between router and worker, as our code sees them.
+
+`pdserve.rpc.convert` turns them into protobuf and back; the in-memory session passes them as they are. A handle
+(64 bit, drawn by the router, never reused) names one (request, choice, attempt). Positions are indices into the
+sequence's ids, prompt included. Durations are seconds of the sender's clock; no timestamp crosses the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pdserve.errors import Failure
+from pdserve.ids import WorkerRef
+from pdserve.sampling import FinishReason, SampleKey
+
+
+class Role(Enum):
+    """What a worker does now."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class Phase(Enum):
+    """Where an attempt is on a worker, for Progress."""
+
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    PULLING = "pulling"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probability of a token and of the most likely ones, (id, logprob), best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """The five block states, which add up to the pool, and `promised` beside them."""
+
+    free: int
+    granted: int
+    owned: int
+    cached: int
+    quarantined: int
+    promised: int = 0
+
+
+# --- router to worker
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The router's first message; `wants_tokenizer` asks for the model's tokenizer files."""
+
+    router_id: str
+    wants_tokenizer: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPrefill:
+    """Compute the KV of token_ids, sample the token behind them, hand both to `decode_worker` under `lease_id`.
+
+    token_ids may hold replayed tokens behind the prompt; num_skip_blocks leading blocks are at D already.
+    """
+
+    handle: int
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    key: SampleKey
+    deadline_left_s: float
+    num_strikes: int
+    lease_id: int
+    decode_worker: WorkerRef
+    num_skip_blocks: int
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDecode:
+    """Grant blocks for token_ids, whose KV `source` will offer; or, without a source, prefill them here."""
+
+    handle: int
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    key: SampleKey
+    deadline_left_s: float
+    num_strikes: int
+    source: WorkerRef | None
+    priority: int = 0
+    age_s: float = 0.0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End the attempt of this handle, whatever its state; unknown handles are no error."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Open, or join, the link to this decode worker."""
+
+    decode_worker: WorkerRef
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpair:
+    """This router wants the link no more."""
+
+    decode_worker: WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Prompt tokens that wait in the router for this prefill worker's credit."""
+
+    num_queued_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no new work, finish the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetRole:
+    """Drain, then join anew in this role."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A later epoch of this worker id has joined: exit and never redial."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownHeartbeat:
+    """The router lives."""
+
+
+Down = (
+    Welcome
+    | StartPrefill
+    | StartDecode
+    | Abort
+    | Pair
+    | Unpair
+    | Demand
+    | Drain
+    | SetRole
+    | Superseded
+    | DownHeartbeat
+)
+
+
+# --- worker to router
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Who joins: identity, role, addresses, and all that must fit between two workers of a pair."""
+
+    worker: WorkerRef
+    role: Role
+    role_generation: int
+    model: str
+    kv_addresses: tuple[str, ...]
+    transports: tuple[str, ...]
+    metrics_address: str
+    kv_layout_json: str
+    block_size: int
+    num_blocks: int
+    window_tokens: int
+    weights_fingerprint: str
+    tokenizer_fingerprint: str
+    numerics: str
+    deterministic: bool
+    cache_seed: bytes
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    host_id: str
+    draining: bool = False
+    tp_rank: int = 0
+    tp_size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The worker's load now; only the newest matters."""
+
+    blocks: BlockCounts
+    num_running: int
+    num_waiting: int
+    num_queued_tokens: int
+    num_cache_hit_tokens: int
+    num_cache_query_tokens: int
+    prefill_tokens_per_s: float
+    step_s: float
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The worker's loop lives; the step counter says whether its engine does."""
+
+    num_steps: int
+    has_work: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PairState:
+    """State of the link to a decode worker: up over `transport`, or down for `reason`."""
+
+    decode_worker: WorkerRef
+    up: bool
+    transport: str = ""
+    reason: str = ""
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Credits:
+    """This session's balance in prompt tokens, absolute."""
+
+    balance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The decode worker promises all blocks; `num_cached_blocks` leading ones it has already."""
+
+    handle: int
+    lease_id: int
+    num_cached_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The decode worker keeps the request in its list, at this place (0 = next)."""
+
+    handle: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker never started this attempt."""
+
+    handle: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Phase and amount (tokens prefilled, blocks pulled, tokens decoded) of an attempt."""
+
+    handle: int
+    phase: Phase
+    amount: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
+    """The prefill worker sampled the first token; with `reason` it ends the request and nothing is handed off."""
+
+    handle: int
+    token_id: int
+    logprobs: TokenLogprobs | None
+    reason: FinishReason | None
+    num_cached_tokens: int
+    queue_s: float
+    prefill_s: float
+    energy_j: float | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether the request ends with this token."""
+        return self.reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of prompt tokens from `first_position` on."""
+
+    handle: int
+    first_position: int
+    tokens: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The decode worker's verdict: the hand-off happened (or its own prefill is done) and the sequence runs."""
+
+    handle: int
+    first_token: int
+    logprobs: TokenLogprobs | None
+    num_cached_tokens: int
+    received_bytes: int = 0
+    transport: str = ""
+    transfer_s: float = 0.0
+    transfer_exposed_s: float = 0.0
+    commit_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """New tokens of one sequence; token_ids[0] stands at index first_position of its ids."""
+
+    handle: int
+    first_position: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """All tokens of one engine step for one router."""
+
+    sequences: tuple[StepTokens, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The decode worker ended the sequence normally; num_tokens is the final length of its ids."""
+
+    handle: int
+    reason: FinishReason
+    num_tokens: int
+    decode_queue_s: float = 0.0
+    decode_step_s: float = 0.0
+    energy_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt ended here by an error of the taxonomy."""
+
+    handle: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """One file of the model's folder that the router needs; `last` closes the set."""
+
+    name: str
+    content: bytes
+    last: bool
+
+
+Up = (
+    Hello
+    | Load
+    | Heartbeat
+    | PairState
+    | Credits
+    | Granted
+    | Waiting
+    | Refused
+    | Progress
+    | FirstToken
+    | PromptLogprobs
+    | Started
+    | Step
+    | Finished
+    | Failed
+    | TokenizerFile
+)
+
+
+# --- prefix cache events, on their own stream
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Blocks of these hashes became hits."""
+
+    sequence: int
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks of these hashes are gone."""
+
+    sequence: int
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """A part of the whole set of hashes as of `sequence`; `first` empties the reader's set."""
+
+    sequence: int
+    hashes: tuple[bytes, ...]
+    first: bool
+    last: bool
+
+
+CacheEvent = BlocksStored | BlocksRemoved | SnapshotPart
