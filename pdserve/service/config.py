@@ -1,0 +1,336 @@
+"""The configuration: one frozen dataclass a component, one TOML table each.
+
+Later wins: default, file, environment (`PDSERVE_TIMEOUTS__LINK_S`), flag (`--timeouts.link-s`). Unknown
+keys are errors. Derived values are computed by functions where they are used, never written back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdserve.errors import InvalidRequest
+from pdserve.service.address import split_address
+from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, setting, settings_of
+
+# Variables with our prefix that name no key: they are read by the model store before a configuration exists.
+_OTHER_VARIABLES = ("PDSERVE_CACHE_DIR",)
+_ID = re.compile(r"[A-Za-z0-9._:-]{0,64}")
+
+
+def _address(text: str) -> str:
+    try:
+        split_address(text)
+    except InvalidRequest:
+        return "HOST:PORT"
+    return ""
+
+
+def _addresses(texts: tuple[str, ...]) -> str:
+    return "HOST:PORT each" if any(_address(text) for text in texts) else ""
+
+
+def _id(text: str) -> str:
+    return "" if _ID.fullmatch(text) else "at most 64 characters of [A-Za-z0-9._:-]"
+
+
+def _block_size(value: int) -> str:
+    return "" if value & (value - 1) == 0 else "a power of two"
+
+
+def _positive(default: float, doc: str) -> float:
+    return setting(default, doc, unit="s", least=0.001, most=86_400.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutsConfig:
+    """How long each wait may last; all are cut to what is left of the client's deadline."""
+
+    keepalive_s: float = _positive(
+        1.0, "HTTP/2 ping and its answer; PING on a link that has been quiet so long"
+    )
+    grant_s: float = _positive(1.0, "StartDecode until any answer of the decode worker")
+    link_s: float = _positive(4.0, "no frame at all from the peer of a link; only this ends the link")
+    lease_s: float = _positive(5.0, "one answer of one lease stays away; ends that lease, not the link")
+    handoff_s: float = _positive(
+        6.0, "first token, or the end of the prefill worker's session, until the verdict"
+    )
+    prefill_progress_s: float = _positive(
+        10.0, "without a chunk while a prompt is computed; anew with each chunk"
+    )
+    token_gap_s: float = _positive(10.0, "between two tokens of a running request; anew with each token")
+    hold_s: float = _positive(5.0, "how long the blocks of an ended lease are kept as cache, evicted last")
+    client_stall_s: float = _positive(30.0, "how far behind a client may fall before it is cancelled")
+    worker_wait_s: float = _positive(30.0, "how long requests wait for a worker of a missing role to join")
+    drain_s: float = _positive(60.0, "how long a draining process serves what it has")
+    request_s: float = _positive(3600.0, "the deadline of a request whose client gave none")
+    heartbeat_s: float = _positive(0.5, "between two heartbeats, load and progress reports")
+
+    def __post_init__(self) -> None:
+        check_fields("timeouts", self)
+        if not 2 * self.keepalive_s < self.link_s < self.lease_s < self.handoff_s < self.token_gap_s:
+            raise ConfigError(
+                "timeouts must keep the order 2*keepalive_s < link_s < lease_s < handoff_s < token_gap_s, "
+                f"got 2*{self.keepalive_s:g}, {self.link_s:g}, {self.lease_s:g}, {self.handoff_s:g}, "
+                f"{self.token_gap_s:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """The door, the queue and the attempts."""
+
+    id: str = setting("", "name of this router in logs and sessions; empty = drawn at start", verify=_id)
+    listen: str = setting(
+        "127.0.0.1:50051", "address of the gRPC server; port 0 = a free one", verify=_address
+    )
+    max_queued_requests: int = setting(1024, "requests that may wait; more are refused at once", least=1)
+    max_attempts: int = setting(3, "attempts of a request that may end by a fault", least=1, most=100)
+    replays_per_prefill: int = setting(2, "replays at once per prefill worker", least=1)
+    pairs_per_prefill: int = setting(8, "decode workers that each prefill worker is paired with", least=1)
+    allow_local_prefill: bool = setting(
+        False, "let decode workers prefill alone when no prefill worker is there"
+    )
+    max_message_bytes: int = setting(
+        64 << 20, "largest gRPC message that is accepted, here and on workers", unit="bytes", least=1 << 16
+    )
+
+    def __post_init__(self) -> None:
+        check_fields("router", self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """A worker: who it is and whom it serves."""
+
+    id: str = setting("", "name of this worker; empty = drawn at start", verify=_id)
+    role: str = setting("both", "what it does", choices=("prefill", "decode", "both"))
+    routers: tuple[str, ...] = setting(
+        ("127.0.0.1:50051",), "routers it dials; a name may stand for several addresses", verify=_addresses
+    )
+    model: str = setting("", "fetched alias, Hugging Face folder, or .gguf file")
+    kv_listen: str = setting("127.0.0.1:0", "TCP address where prefill workers reach it", verify=_address)
+    unix_dir: str = setting("", "folder for the Unix socket of links on one host; empty = a private one")
+    max_links: int = setting(16, "links at once", least=1)
+    queue_tokens: int = setting(
+        16_384, "prompt tokens that may queue on a prefill worker", unit="tokens", least=1
+    )
+    max_waiting: int = setting(64, "requests that may wait for blocks on a decode worker", least=0)
+
+    def __post_init__(self) -> None:
+        check_fields("worker", self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Model execution and KV memory of one worker."""
+
+    kind: str = setting("torch", "torch, or fake: no model, its text proves where every block went",
+                        choices=("torch", "fake"))  # fmt: skip
+    dtype: str = setting("auto", "auto = bfloat16 where the CPU computes it, else float32",
+                         choices=("auto", "bfloat16", "float32"))  # fmt: skip
+    deterministic: bool = setting(
+        False, "results independent of batching, chunks, cache hits and worker; slower"
+    )
+    threads: int = setting(0, "compute threads; 0 = all cores this process may use", least=0)
+    block_size: int = setting(16, "token positions in a KV block", unit="tokens", least=1, most=1024,
+                              verify=_block_size)  # fmt: skip
+    num_blocks: int = setting(0, "KV blocks in the pool; 0 = as many as kv_memory_bytes holds", least=0)
+    kv_memory_bytes: int = setting(1 << 30, "memory of the KV pool", unit="bytes", least=1)
+    max_step_tokens: int = setting(
+        512, "tokens of one step, and the largest prefill chunk", unit="tokens", least=1
+    )
+    max_batch: int = setting(64, "sequences in one step", least=1)
+    decode_prefill_tokens: int = setting(
+        64, "prompt tokens a step on a decode worker while others run there", unit="tokens", least=1
+    )
+    recompute_max_tokens: int = setting(
+        2048, "longest preempted sequence that a decode worker recomputes itself", unit="tokens", least=0
+    )
+    prefix_cache: bool = setting(True, "share the blocks of equal prefixes")
+
+    def __post_init__(self) -> None:
+        check_fields("engine", self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportConfig:
+    """How KV blocks travel between workers."""
+
+    kinds: tuple[str, ...] = setting(
+        ("stream",), "transports offered, the preferred first", choices=("stream",)
+    )
+    strict: bool = setting(False, "a pair whose first choice fails is down, instead of using the next")
+    prefer_unix: bool = setting(True, "use the Unix socket where both workers are on one host")
+    pull_window_bytes: int = setting(
+        16 << 20, "asked for and not yet received, per link", unit="bytes", least=1 << 12
+    )
+    piece_bytes: int = setting(
+        4 << 20, "largest run of bytes sent at once", unit="bytes", least=1 << 12, most=4 << 20
+    )
+
+    def __post_init__(self) -> None:
+        check_fields("transport", self)
+        if not self.kinds:
+            raise ConfigError("transport.kinds must name at least one transport")
+        if self.piece_bytes > self.pull_window_bytes:
+            raise ConfigError(
+                f"transport.piece_bytes ({self.piece_bytes}) must not exceed transport.pull_window_bytes "
+                f"({self.pull_window_bytes})"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """What all processes of a cluster share."""
+
+    secret_file: str = setting(
+        "", "file with a secret of at least 32 bytes that every process proves to know"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields("cluster", self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """Logs, on standard error."""
+
+    level: str = setting("info", "lowest level written", choices=("debug", "info", "warning", "error"))
+    format: str = setting("console", "json = one object a line", choices=("json", "console"))
+
+    def __post_init__(self) -> None:
+        check_fields("log", self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """The HTTP server for /metrics, /healthz and /readyz."""
+
+    listen: str = setting("127.0.0.1:0", "its address; port 0 = a free one", verify=_address)
+
+    def __post_init__(self) -> None:
+        check_fields("metrics", self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything; the same file fits every process of a cluster."""
+
+    timeouts: TimeoutsConfig = TimeoutsConfig()
+    router: RouterConfig = RouterConfig()
+    worker: WorkerConfig = WorkerConfig()
+    engine: EngineConfig = EngineConfig()
+    transport: TransportConfig = TransportConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    log: LogConfig = LogConfig()
+    metrics: MetricsConfig = MetricsConfig()
+
+    def effective(self) -> dict[str, Any]:
+        """Every key and its value, "table.key", for the one log line at start; holds no secret's content."""
+        return {key.name: _plain(getattr(getattr(self, key.table), key.key)) for key in SETTINGS}
+
+
+_TABLES: dict[str, type] = {field.name: type(field.default) for field in dataclasses.fields(Config)}
+SETTINGS: tuple[Setting, ...] = tuple(
+    key for table, cls in _TABLES.items() for key in settings_of(table, cls)
+)
+_BY_NAME = {key.name: key for key in SETTINGS}
+_BY_VARIABLE = {key.variable: key for key in SETTINGS}
+
+
+def load(
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> Config:
+    """Read the configuration.
+
+    environ  usually os.environ; only names with the prefix PDSERVE_ matter
+    flags    "table.key" (dashes or underscores) → text, or a value of the key's type
+    Raises ConfigError (one line: where, key, value, what is wanted); blocks on a file read.
+    """
+    values: dict[str, dict[str, object]] = {table: {} for table in _TABLES}
+    if file is not None:
+        _read_file(file, values)
+    for variable, text in (environ or {}).items():
+        if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES:
+            continue
+        if variable not in _BY_VARIABLE:
+            raise ConfigError(f"environment: unknown variable {variable}; {nearest(variable, _BY_VARIABLE)}")
+        key = _BY_VARIABLE[variable]
+        values[key.table][key.key] = key.read(text, f"environment variable {variable}")
+    for name, value in (flags or {}).items():
+        known = _BY_NAME.get(name.replace("-", "_"))
+        if known is None:
+            raise ConfigError(f"command line: unknown setting {name}; {nearest(name, _BY_NAME)}")
+        source = f"flag {known.flag}"
+        read = known.read(value, source) if isinstance(value, str) else known.check(value, source)
+        values[known.table][known.key] = read
+    return Config(**{table: cls(**values[table]) for table, cls in _TABLES.items()})
+
+
+def _read_file(file: Path, values: dict[str, dict[str, object]]) -> None:
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: can't be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not a TOML file: {error}") from error
+    for table, content in tables.items():
+        if table not in _TABLES:
+            raise ConfigError(f"{file}: unknown table [{table}]; {nearest(table, _TABLES)}")
+        if not isinstance(content, dict):
+            raise ConfigError(f"{file}: {table} must be a table, got {content!r}")
+        for name, value in content.items():
+            key = _BY_NAME.get(f"{table}.{name}")
+            if key is None:
+                raise ConfigError(
+                    f"{file}: unknown key {table}.{name}; {nearest(f'{table}.{name}', _BY_NAME)}"
+                )
+            values[table][name] = key.check(value, str(file))
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add one flag for each key, grouped by table; `flags_of` reads them back."""
+    for table in _TABLES:
+        group = parser.add_argument_group(f"[{table}]")
+        for key in SETTINGS:
+            if key.table == table:
+                text = f"{key.spec.doc} (default {shown(key.default)})".replace("%", "%%")
+                group.add_argument(key.flag, dest=key.name, metavar="V", default=argparse.SUPPRESS, help=text)
+
+
+def flags_of(arguments: argparse.Namespace) -> dict[str, object]:
+    """The flags of `add_flags` that were given, for `load`."""
+    return {name: value for name, value in vars(arguments).items() if name in _BY_NAME}
+
+
+def markdown_table() -> str:
+    """The configuration table of the documentation."""
+    lines = ["| key | default | unit | meaning |", "|---|---|---|---|"]
+    for key in SETTINGS:
+        doc = key.spec.doc if not key.spec.choices else f"{key.spec.doc} ({', '.join(key.spec.choices)})"
+        lines.append(f"| `{key.name}` | `{shown(key.default)}` | {key.spec.unit} | {doc} |")
+    return "\n".join(lines) + "\n"
+
+
+def shown(value: object) -> str:
+    """A value as a TOML file has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f'"{part}"' for part in value) + "]"
+    return (
+        f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    )
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
