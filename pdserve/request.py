@@ -1,0 +1,320 @@
+"""Requests of the public service, validated where they enter; events of their streams are in response.py.
+
+Whatever is refused is refused before any reservation, with InvalidRequest naming the field, the limit and the value.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from pdserve.errors import InvalidRequest
+from pdserve.response import (
+    Event,
+    Finished,
+    Started,
+    Timings,
+    Tokens,
+    Usage,
+    event_from_proto,
+    event_to_proto,
+)
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.values import REASON_NUMBERS, reason_from
+from pdserve.sampling import FinishReason, SamplingParams
+
+__all__ = [
+    "Chat", "ChatMessage", "Event", "Finished", "GenerateRequest", "Input", "Resume", "ResumeChoice", "Started",
+    "Timings", "Tokens", "Usage", "chat_from_proto", "chat_to_proto", "event_from_proto", "event_to_proto",
+]  # fmt: skip
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_PRIORITY = 1000
+MAX_LABEL_CHARACTERS = 128
+_ID = re.compile(r"[A-Za-z0-9._:-]{0,64}")
+
+_DEFAULTS = SamplingParams()
+
+# In the message already, not in the engine yet.
+_LATER = (
+    "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "best_of",
+    "logprobs", "prompt_logprobs", "echo", "allowed_token_ids", "banned_token_ids", "bad_words", "json_schema",
+    "regex", "grammar", "choices",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation for the model's own template; tools_json is a JSON list, or empty."""
+
+    messages: tuple[ChatMessage, ...]
+    tools_json: str = ""
+    continue_final_message: bool = False
+
+
+Input = str | Chat | tuple[int, ...]
+"""Text, a conversation, or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeChoice:
+    """What a client holds of one choice already."""
+
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a client holds of a request whose router was lost; choices[i] is choice i."""
+
+    seed: int
+    choices: tuple[ResumeChoice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One generation, valid but for what only the model can tell (window, vocabulary, template).
+
+    seed None = the router draws one; n = choices; the higher priority goes first.
+    """
+
+    input: Input
+    request_id: str = ""
+    model: str = ""
+    sampling: SamplingParams = _DEFAULTS
+    seed: int | None = None
+    n: int = 1
+    priority: int = 0
+    user: str = ""
+    resume: Resume | None = None
+    cache_salt: str = ""
+
+    @classmethod
+    def from_proto(cls, msg: pb.GenerateRequest, *, max_n: int = 1, vocab_size: int | None = None) -> Self:
+        """Validate and take over.
+
+        max_n       choices that this router can make of one request
+        vocab_size  token ids must be below it, if given
+        Raises InvalidRequest.
+        """
+        if not _ID.fullmatch(msg.request_id):
+            raise InvalidRequest(
+                "request_id must be 1 to 64 characters of [A-Za-z0-9._:-]", request_id=msg.request_id[:80]
+            )
+        if msg.HasField("truncate_prompt_tokens"):
+            raise InvalidRequest(
+                "truncate_prompt_tokens is not supported yet", value=msg.truncate_prompt_tokens
+            )
+        if abs(msg.priority) > MAX_PRIORITY:
+            raise InvalidRequest("priority out of range", limit=f"±{MAX_PRIORITY}", value=msg.priority)
+        for name, label in (("user", msg.user), ("cache_salt", msg.cache_salt)):
+            if len(label) > MAX_LABEL_CHARACTERS:
+                raise InvalidRequest(f"{name} is too long", limit=MAX_LABEL_CHARACTERS, value=len(label))
+        n = _n_from(msg.sampling, max_n)
+        sampling = _sampling_from(msg.sampling, vocab_size)
+        seed = msg.sampling.seed if msg.sampling.HasField("seed") else None
+        resume = _resume_from(msg.resume, seed, n, sampling, vocab_size) if msg.HasField("resume") else None
+        return cls(
+            input=_input_from(msg, vocab_size),
+            request_id=msg.request_id,
+            model=msg.model,
+            sampling=sampling,
+            seed=seed if resume is None else resume.seed,
+            n=n,
+            priority=msg.priority,
+            user=msg.user,
+            resume=resume,
+            cache_salt=msg.cache_salt,
+        )
+
+    def to_proto(self) -> pb.GenerateRequest:
+        """The client's side; nothing is checked here, the router answers."""
+        params = self.sampling
+        msg = pb.GenerateRequest(
+            request_id=self.request_id,
+            model=self.model,
+            sampling=pb.SamplingParams(
+                temperature=params.temperature,
+                top_k=params.top_k,
+                top_p=params.top_p,
+                min_tokens=params.min_tokens,
+                max_tokens=params.max_tokens,
+                stop=params.stop,
+                include_stop=params.include_stop,
+                stop_token_ids=params.stop_token_ids,
+                ignore_eos=params.ignore_eos,
+                seed=self.seed,
+                n=None if self.n == 1 else self.n,
+            ),
+            priority=self.priority,
+            user=self.user,
+            cache_salt=self.cache_salt,
+        )
+        if isinstance(self.input, str):
+            msg.text = self.input
+        elif isinstance(self.input, Chat):
+            msg.chat.CopyFrom(chat_to_proto(self.input))
+        else:
+            msg.token_ids.ids.extend(self.input)
+            msg.token_ids.SetInParent()
+        if self.resume is not None:
+            msg.resume.CopyFrom(_resume_to(self.resume))
+        return msg
+
+
+def chat_to_proto(chat: Chat) -> pb.Chat:
+    """The client's side."""
+    return pb.Chat(
+        messages=[pb.ChatMessage(role=each.role, content=each.content) for each in chat.messages],
+        tools_json=chat.tools_json,
+        continue_final_message=chat.continue_final_message,
+    )
+
+
+def chat_from_proto(msg: pb.Chat) -> Chat:
+    """Raises InvalidRequest for no messages, an unknown role, tools that are no JSON list, a bad continuation."""
+    if not msg.messages:
+        raise InvalidRequest("a chat needs at least one message")
+    for place, each in enumerate(msg.messages):
+        if each.role not in ROLES:
+            raise InvalidRequest(
+                "unknown chat role", message_index=place, role=each.role[:80], known=", ".join(ROLES)
+            )
+    if msg.continue_final_message and msg.messages[-1].role != "assistant":
+        raise InvalidRequest(
+            "continue_final_message wants a last message of the assistant", role=msg.messages[-1].role
+        )
+    if msg.tools_json:
+        try:
+            is_list = isinstance(json.loads(msg.tools_json), list)
+        except (ValueError, RecursionError):
+            is_list = False
+        if not is_list:
+            raise InvalidRequest("tools_json must be a JSON list", value=msg.tools_json[:80])
+    messages = tuple(ChatMessage(each.role, each.content) for each in msg.messages)
+    return Chat(messages, msg.tools_json, msg.continue_final_message)
+
+
+def _input_from(msg: pb.GenerateRequest, vocab_size: int | None) -> Input:
+    match msg.WhichOneof("input"):
+        case "text":
+            if not msg.text:
+                raise InvalidRequest("text must not be empty")
+            return msg.text
+        case "chat":
+            return chat_from_proto(msg.chat)
+        case "token_ids":
+            if not msg.token_ids.ids:
+                raise InvalidRequest("token_ids must not be empty")
+            return _ids_from(msg.token_ids.ids, "token_ids", vocab_size)
+        case _:
+            raise InvalidRequest("a request needs exactly one of text, chat, token_ids")
+
+
+def _n_from(msg: pb.SamplingParams, max_n: int) -> int:
+    n = msg.n if msg.HasField("n") else 1
+    if not 1 <= n <= max_n:
+        raise InvalidRequest("n out of range", limit=f"1 to {max_n}", value=n)
+    return n
+
+
+def _sampling_from(msg: pb.SamplingParams, vocab_size: int | None) -> SamplingParams:
+    _refuse_later(msg)
+    temperature = msg.temperature if msg.HasField("temperature") else 1.0
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise InvalidRequest("temperature must be finite and 0 or more", value=temperature)
+    top_p = msg.top_p if msg.HasField("top_p") else 1.0
+    if not 0 < top_p <= 1:
+        raise InvalidRequest("top_p must be above 0 and at most 1", value=top_p)
+    max_tokens = msg.max_tokens if msg.HasField("max_tokens") else None
+    if max_tokens == 0:
+        raise InvalidRequest("max_tokens must be at least 1", value=0)
+    if max_tokens is not None and msg.min_tokens > max_tokens:
+        raise InvalidRequest("min_tokens must not exceed max_tokens", limit=max_tokens, value=msg.min_tokens)
+    if len(msg.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest("too many stop strings", limit=MAX_STOP_STRINGS, value=len(msg.stop))
+    for text in msg.stop:
+        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                "a stop string's length is out of range", limit=f"1 to {MAX_STOP_CHARACTERS}", value=len(text)
+            )
+    if len(msg.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(
+            "too many stop_token_ids", limit=MAX_STOP_TOKEN_IDS, value=len(msg.stop_token_ids)
+        )
+    return SamplingParams(
+        temperature=temperature,
+        top_k=msg.top_k,
+        top_p=top_p,
+        min_tokens=msg.min_tokens,
+        max_tokens=max_tokens,
+        stop=tuple(msg.stop),
+        include_stop=msg.include_stop,
+        stop_token_ids=_ids_from(msg.stop_token_ids, "stop_token_ids", vocab_size),
+        ignore_eos=msg.ignore_eos,
+    )
+
+
+def _refuse_later(msg: pb.SamplingParams) -> None:
+    asked = [field.name for field, _ in msg.ListFields() if field.name in _LATER]
+    if asked:
+        raise InvalidRequest(f"{asked[0]} is not supported yet")
+
+
+def _resume_from(
+    msg: pb.Resume, seed: int | None, n: int, sampling: SamplingParams, vocab_size: int | None
+) -> Resume:
+    # Routers never draw 0, so 0 without the same seed in `sampling` can only mean that it was left out.
+    if msg.seed == 0 and seed is None:
+        raise InvalidRequest("resume needs the seed that `started` told")
+    if seed is not None and seed != msg.seed:
+        raise InvalidRequest("resume has another seed than sampling", limit=seed, value=msg.seed)
+    if len(msg.choices) > n:
+        raise InvalidRequest("resume has more choices than the request", limit=n, value=len(msg.choices))
+    choices = []
+    for each in msg.choices:
+        if sampling.max_tokens is not None and len(each.token_ids) > sampling.max_tokens:
+            raise InvalidRequest(
+                "resume holds more tokens than max_tokens",
+                limit=sampling.max_tokens,
+                value=len(each.token_ids),
+            )
+        reason = reason_from(each.finish_reason) if each.HasField("finish_reason") else None
+        choices.append(ResumeChoice(_ids_from(each.token_ids, "resume.token_ids", vocab_size), reason))
+    choices += [ResumeChoice()] * (n - len(choices))
+    return Resume(msg.seed, tuple(choices))
+
+
+def _resume_to(resume: Resume) -> pb.Resume:
+    choices = [
+        pb.ResumeChoice(
+            token_ids=each.token_ids,
+            finish_reason=None if each.finish_reason is None else REASON_NUMBERS[each.finish_reason],
+        )
+        for each in resume.choices
+    ]
+    return pb.Resume(seed=resume.seed, choices=choices)
+
+
+def _ids_from(ids: Sequence[int], field: str, vocab_size: int | None) -> tuple[int, ...]:
+    if vocab_size is not None and ids and max(ids) >= vocab_size:
+        raise InvalidRequest(
+            f"{field} holds an id outside the vocabulary", limit=vocab_size - 1, value=max(ids)
+        )
+    return tuple(ids)
