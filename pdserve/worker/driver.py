@@ -1,0 +1,203 @@
+"""Drivers: what runs an owner of state. A thread in production, the event loop in simulations.
+
+Both take messages with `post`, or through a `port` of one sender; a driver keeps the order of the messages of one
+sender. An exception of the owner ends the driver: its state can't be trusted any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from pdserve.owner import Owner, Post, Waiter
+
+log = structlog.get_logger()
+
+OnDeath = Callable[[BaseException], None]
+"""Told once, on the driver's own thread, that the owner raised and will never be called again."""
+
+
+class EventWaiter:
+    """Waits on an event: for owners that watch no sockets."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def wait(self, timeout_s: float | None) -> None:
+        if timeout_s != 0.0:
+            self._event.wait(timeout_s)
+        self._event.clear()
+
+    def wake(self) -> None:
+        self._event.set()
+
+
+class ThreadDriver:
+    """Runs an owner on a thread of its own."""
+
+    def __init__(self, owner: Owner, waiter: Waiter, name: str, on_death: OnDeath) -> None:
+        self._owner = owner
+        self._waiter = waiter
+        self._on_death = on_death
+        self._inbox: deque[object] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def post(self, message: object) -> None:
+        self._inbox.append(message)
+        self._waiter.wake()
+
+    def port(self, sender: str) -> Post:
+        """A post for one sender; here all share one queue."""
+        return self.post
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._waiter.wake()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                while self._inbox and not self._stopping:
+                    self._owner.handle(self._inbox.popleft())
+                self._waiter.wait(self._owner.step())
+        except Exception as error:
+            log.exception("owner.died", owner=self._thread.name)
+            self._on_death(error)
+
+
+class LoopDriver:
+    """Runs an owner on the event loop, each call after a delay that the caller draws (usually from a seed).
+
+    `pause` and `resume` are a process that is stopped and continued; `stop` is one that is killed. Loop thread only.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        loop: asyncio.AbstractEventLoop,
+        delay: Callable[[], float],
+        name: str,
+        on_death: OnDeath,
+    ) -> None:
+        self._owner = owner
+        self._loop = loop
+        self._delay = delay
+        self._name = name
+        self._on_death = on_death
+        self._due_s: dict[str, float] = {}
+        self._on_the_way: dict[str, deque[object]] = {}
+        self._held: deque[object] = deque()
+        self._turn: asyncio.TimerHandle | None = None
+        self._started = False
+        self._paused = False
+        self._stopped = False
+
+    def post(self, message: object) -> None:
+        self._send("", message)
+
+    def port(self, sender: str) -> Post:
+        """A post whose messages keep their order among themselves, not with those of other senders."""
+        return lambda message: self._send(sender, message)
+
+    def start(self) -> None:
+        self._started = True
+        self._take_in()
+
+    def pause(self) -> None:
+        """Stop calling the owner; messages pile up."""
+        self._paused = True
+        self._cancel_turn()
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        self._paused = False
+        self._take_in()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._held.clear()
+        self._cancel_turn()
+
+    def _send(self, sender: str, message: object) -> None:
+        if self._stopped:
+            return
+        due_s = max(self._loop.time() + self._delay(), self._due_s.get(sender, 0.0))
+        self._due_s[sender] = due_s
+        # Timers of one moment fire in any order: each takes the oldest message of its sender.
+        self._on_the_way.setdefault(sender, deque()).append(message)
+        self._loop.call_at(due_s, self._arrive, sender)
+
+    def _arrive(self, sender: str) -> None:
+        self._held.append(self._on_the_way[sender].popleft())
+        self._take_in()
+
+    def _take_in(self) -> None:
+        if not self._started or self._paused or self._stopped:
+            return
+        try:
+            while self._held:
+                self._owner.handle(self._held.popleft())
+        except Exception as error:
+            self._die(error)
+        self._turn_in(0.0)
+
+    def _turn_in(self, wait_s: float) -> None:
+        if self._stopped:
+            return
+        at_s = self._loop.time() + max(wait_s, self._delay())
+        if self._turn is not None and self._turn.when() <= at_s:
+            return
+        self._cancel_turn()
+        self._turn = self._loop.call_at(at_s, self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        try:
+            wait_s = self._owner.step()
+        except Exception as error:
+            self._die(error)
+            return
+        if wait_s is not None:
+            self._turn_in(wait_s)
+
+    def _cancel_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+
+    def _die(self, error: Exception) -> None:
+        self.stop()
+        log.error("owner.died", owner=self._name, exc_info=error)
+        self._on_death(error)
+
+
+class LoopInbox:
+    """Messages of other threads to the event loop, delivered in order, many in one wake-up of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[object], None]) -> None:
+        self._loop = loop
+        self._deliver = deliver
+        self._inbox: deque[object] = deque()
+        self._woken = False
+
+    def post(self, message: object) -> None:
+        """Any thread."""
+        self._inbox.append(message)
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._woken = False  # first: a message that comes from here on wakes the loop again
+        while self._inbox:
+            self._deliver(self._inbox.popleft())

@@ -1,0 +1,116 @@
+"""What the loop and the engine owner of a worker say to each other.
+
+Session messages travel in `FromSession` and `ToSession`; a session id is the worker's own serial number of one
+session with one router, never reused in a process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.ids import WorkerRef
+from pdserve.messages import Down, Up
+
+# --- loop -> engine
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """A router took this worker in."""
+
+    session_id: int
+    router_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """The session has ended: all that came through it is aborted."""
+
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromSession:
+    """One message of a router."""
+
+    session_id: int
+    message: Down
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """The link to a decode worker came up or went down (prefill worker). Sent before the routers are told."""
+
+    decode_worker: WorkerRef
+    up: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginDrain:
+    """Take no new work; what is left in `drain_s` ends as Draining. Answered by `Drained`."""
+
+    drain_s: float
+
+
+# --- engine -> loop
+
+
+@dataclass(frozen=True, slots=True)
+class ToSession:
+    """A message for one router; dropped if its session has ended."""
+
+    session_id: int
+    message: Up
+
+
+@dataclass(frozen=True, slots=True)
+class ToAll:
+    """A message for every router; the newest Load is also given to those that join later."""
+
+    message: Up
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegun:
+    """The engine is about to compute a step. new_shape: no step of its shape ran before, so it may take long."""
+
+    new_shape: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBeat:
+    """A turn of the engine owner is over.
+
+    num_steps  steps computed since start
+    has_work   there is something that the next step can compute
+    step_s     duration of the newest step
+    """
+
+    num_steps: int
+    has_work: bool
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChanged:
+    """Changes of the prefix cache in order: (True, hash) = became a hit, (False, hash) = is gone."""
+
+    changes: tuple[tuple[bool, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreCounts:
+    """What the engine owner counted since the last report, for metrics, and what it holds now."""
+
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    num_revocations: int = 0
+    num_stale: int = 0
+    failures: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing is in hand any more and nothing new is taken."""

@@ -1,0 +1,265 @@
+"""The worker's side of its sessions: dial every router, join, keep the connection, pass messages on.
+
+No grpc here: a `SessionDialer` opens sessions (gRPC or in-memory), a `Resolver` turns a name into addresses. All
+waits are on the event loop's clock, so the same code runs under virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from pdserve.errors import PdserveError, WorkerLost
+from pdserve.ids import Random
+from pdserve.messages import (
+    Down,
+    DownHeartbeat,
+    Heartbeat,
+    Hello,
+    Load,
+    Superseded,
+    TokenizerFile,
+    Up,
+    Welcome,
+)
+from pdserve.session import Session
+
+log = structlog.get_logger()
+
+_FIRST_BACK_OFF_S = 0.05
+_MAX_BACK_OFF_S = 1.0
+_RESOLVE_EVERY_S = 3.0
+_DIAL_S = 5.0
+
+WorkerSession = Session[Up, Down]
+
+
+class SessionDialer(Protocol):
+    """Opens sessions with routers."""
+
+    async def dial(self, address: str) -> WorkerSession:
+        """Raises WorkerLost when nobody answers there."""
+        ...
+
+
+class Resolver(Protocol):
+    """Turns a configured router name into the addresses it stands for now."""
+
+    async def resolve(self, name: str) -> Sequence[str]:
+        """Raises WorkerLost when the name is unknown."""
+        ...
+
+
+class SessionListener(Protocol):
+    """Who acts on what routers say: the worker. Called on the loop, in order within a session."""
+
+    def on_session_opened(self, session_id: int, router_id: str) -> None: ...
+    def on_session_closed(self, session_id: int) -> None: ...
+    def on_message(self, session_id: int, message: Down) -> None: ...
+    def on_superseded(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Live:
+    session: WorkerSession
+    router_id: str
+    num_quiet_ticks: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RouterSessions:
+    """All sessions of one worker. Loop only.
+
+    hello            made anew for each session, since a role change alters it
+    tokenizer_files  the model's tokenizer files by name, for routers that ask
+    silence_s        a router that says nothing for so long is taken for lost
+    """
+
+    def __init__(
+        self,
+        *,
+        routers: Sequence[str],
+        dialer: SessionDialer,
+        resolver: Resolver,
+        hello: Callable[[], Hello],
+        tokenizer_files: Callable[[], Awaitable[Mapping[str, bytes]]],
+        listener: SessionListener,
+        random: Random,
+        heartbeat_s: float,
+        silence_s: float,
+    ) -> None:
+        self._routers = tuple(routers)
+        self._dialer = dialer
+        self._resolver = resolver
+        self._hello = hello
+        self._tokenizer_files = tokenizer_files
+        self._listener = listener
+        self._random = random
+        self._max_quiet_ticks = max(2, round(silence_s / heartbeat_s))
+        self._live: dict[int, _Live] = {}
+        self._next_session_id = 1
+        self._addresses: dict[str, dict[str, None]] = {name: {} for name in self._routers}
+        self._kept: dict[str, None] = {}
+        self._superseded = False
+        self._load: Load | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Whether at least one router has taken this worker in."""
+        return bool(self._live)
+
+    @property
+    def routers(self) -> tuple[str, ...]:
+        """Ids of the routers it is joined to."""
+        return tuple(live.router_id for live in self._live.values())
+
+    async def run(self) -> None:
+        """Dial and keep sessions until cancelled, or until superseded; closes all of them on the way out."""
+        async with asyncio.TaskGroup() as group:
+            for name in self._routers:
+                group.create_task(self._follow(name, group))
+
+    def send(self, session_id: int, message: Up) -> None:
+        """To one router; dropped if that session has ended."""
+        live = self._live.get(session_id)
+        if live is not None:
+            live.session.send(message)
+
+    def send_all(self, message: Up) -> None:
+        """To every router."""
+        if isinstance(message, Load):
+            self._load = message
+        for live in self._live.values():
+            live.session.send(message)
+
+    def beat(self, num_steps: int, has_work: bool) -> None:
+        """One heartbeat has passed: tell the routers, and count their silence in heartbeats.
+
+        Counted, not timed: after this process was stopped and continued, what a router sent meanwhile lies unread.
+        """
+        for live in tuple(self._live.values()):
+            live.session.send(Heartbeat(num_steps, has_work))
+            if self._load is not None:
+                live.session.send(self._load)
+            live.num_quiet_ticks += 1
+            if live.num_quiet_ticks > self._max_quiet_ticks:
+                live.session.close("the router is silent")
+
+    def close_all(self, reason: str) -> None:
+        """End every session; each is dialled anew, with a new Hello."""
+        for live in tuple(self._live.values()):
+            live.session.close(reason)
+
+    async def _follow(self, name: str, group: asyncio.TaskGroup) -> None:
+        """Resolve one name again and again; keep a session with each address it stands for."""
+        while not self._superseded:
+            try:
+                found = await self._resolver.resolve(name)
+            except WorkerLost as error:
+                log.warning("router.unresolved", router=name, error=str(error))
+            else:
+                self._addresses[name] = dict.fromkeys(found)
+                for address in self._addresses[name]:
+                    if address not in self._kept:
+                        self._kept[address] = None
+                        group.create_task(self._keep(address))
+            await asyncio.sleep(_RESOLVE_EVERY_S)
+
+    def _wanted(self, address: str) -> bool:
+        return not self._superseded and any(address in found for found in self._addresses.values())
+
+    async def _keep(self, address: str) -> None:
+        """Keep a session with one address for as long as a name stands for it."""
+        back_off_s = _FIRST_BACK_OFF_S
+        try:
+            while self._wanted(address):
+                router_id = await self._join_once(address)
+                if router_id is not None:
+                    back_off_s = _FIRST_BACK_OFF_S
+                    await self._while_joined_elsewhere(router_id)
+                if self._wanted(address):
+                    await asyncio.sleep(back_off_s * (0.5 + 0.5 * self._random.random()))
+                    back_off_s = min(_MAX_BACK_OFF_S, 2 * back_off_s)
+        finally:
+            self._kept.pop(address, None)
+
+    async def _while_joined_elsewhere(self, router_id: str) -> None:
+        """Two addresses may lead to one router, which keeps the later session: don't take turns ending each other."""
+        while True:
+            other = next((live for live in self._live.values() if live.router_id == router_id), None)
+            if other is None:
+                return
+            await other.ended.wait()
+
+    async def _join_once(self, address: str) -> str | None:
+        """One session from dial to end. Returns the router's id if it took this worker in."""
+        try:
+            async with asyncio.timeout(_DIAL_S):
+                session = await self._dialer.dial(address)
+        except (WorkerLost, TimeoutError) as error:
+            log.debug("router.unreachable", router=address, error=str(error) or "no answer")
+            return None
+        try:
+            session.send(self._hello())
+            return await self._serve(session, address)
+        finally:
+            session.close("the worker ends the session")
+
+    async def _serve(self, session: WorkerSession, address: str) -> str | None:
+        try:
+            async with asyncio.timeout(_DIAL_S):
+                welcome = await session.receive()
+        except (PdserveError, TimeoutError) as error:
+            log.warning("router.not_joined", router=address, error=str(error) or "no welcome")
+            return None
+        if isinstance(welcome, Superseded):
+            self._supersede()
+            return None
+        if not isinstance(welcome, Welcome):
+            log.warning("router.not_joined", router=address, error="first message is no Welcome")
+            return None
+        session_id, live = self._next_session_id, _Live(session, welcome.router_id)
+        self._next_session_id += 1
+        self._live[session_id] = live
+        log.info("router.joined", router=welcome.router_id, address=address, session=session_id)
+        self._listener.on_session_opened(session_id, welcome.router_id)
+        try:
+            if self._load is not None:
+                session.send(self._load)
+            if welcome.wants_tokenizer:
+                await self._send_tokenizer(session)
+            await self._read(session_id, live)
+        except PdserveError as error:
+            log.info("router.left", router=welcome.router_id, session=session_id, error=str(error))
+        finally:
+            del self._live[session_id]
+            live.ended.set()
+            self._listener.on_session_closed(session_id)
+        return welcome.router_id
+
+    async def _read(self, session_id: int, live: _Live) -> None:
+        while True:
+            message = await live.session.receive()
+            live.num_quiet_ticks = 0
+            if isinstance(message, Superseded):
+                self._supersede()
+                return
+            if not isinstance(message, DownHeartbeat):
+                self._listener.on_message(session_id, message)
+
+    async def _send_tokenizer(self, session: WorkerSession) -> None:
+        files = await self._tokenizer_files()
+        for index, (name, content) in enumerate(files.items()):
+            session.send(TokenizerFile(name, content, index == len(files) - 1))
+
+    def _supersede(self) -> None:
+        """Final: another process of this worker's id is the later one."""
+        if not self._superseded:
+            self._superseded = True
+            log.error("worker.superseded")
+            self._listener.on_superseded()
+            self.close_all("superseded")

@@ -1,0 +1,61 @@
+"""Finds an engine that hangs while its process lives."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pdserve.worker.messages import EngineBeat, StepBegun
+
+_LEAST_S = 5.0
+_SLOWEST_FACTOR = 10.0
+_NUM_RECENT = 256
+
+
+class Watchdog:
+    """Work in hand and an unchanged step counter, for longer than any recent step explains: the engine hangs.
+
+    Loop only. Time is counted in ticks of the caller's heartbeat: a process that was stopped and continued, or a
+    loop that stood still itself, sees one late tick and not a silent engine.
+    """
+
+    def __init__(self, heartbeat_s: float) -> None:
+        self._heartbeat_s = heartbeat_s
+        self._recent_s: deque[float] = deque(maxlen=_NUM_RECENT)
+        self._num_steps = 0
+        self._has_work = False
+        self._new_shape = False
+        self._unchanged_s = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """How long the counter may stand still now."""
+        return max(_LEAST_S, _SLOWEST_FACTOR * max(self._recent_s, default=0.0))
+
+    @property
+    def num_steps(self) -> int:
+        return self._num_steps
+
+    @property
+    def expects_step(self) -> bool:
+        """Whether the step counter should move: what a heartbeat says as `has_work`."""
+        return self._has_work and not self._new_shape
+
+    def on_step_begun(self, begun: StepBegun) -> None:
+        self._has_work = True
+        self._new_shape = begun.new_shape
+
+    def on_beat(self, beat: EngineBeat) -> None:
+        if beat.num_steps != self._num_steps:
+            self._recent_s.append(beat.step_s)
+            self._unchanged_s = 0.0
+        self._new_shape = False
+        self._num_steps = beat.num_steps
+        self._has_work = beat.has_work
+
+    def tick(self) -> float | None:
+        """One heartbeat has passed. Returns the seconds without a step if the engine hangs, else None."""
+        if not self.expects_step:
+            self._unchanged_s = 0.0
+            return None
+        self._unchanged_s += self._heartbeat_s
+        return self._unchanged_s if self._unchanged_s > self.limit_s else None
