@@ -1,0 +1,1 @@
+"""A cluster on one machine: router and workers as child processes of one supervisor."""

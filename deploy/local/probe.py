@@ -1,0 +1,35 @@
+"""Asking a child over HTTP, without a client library: the supervisor stays small."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdserve.service.address import split_address
+
+_LIMIT_S = 2.0
+
+
+async def is_ready(address: str) -> bool:
+    """Whether /readyz at host:port answers 200 now; a child that isn't listening yet is not ready."""
+    answer = await fetch(address, "/readyz")
+    return answer is not None and answer[0] == 200
+
+
+async def fetch(address: str, path: str) -> tuple[int, str] | None:
+    """Status and body of a GET, or None if nobody answers within 2 s."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(f"GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
+                raw = await reader.read()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return None
+    head, _, body = raw.decode(errors="replace").partition("\r\n\r\n")
+    words = head.split(None, 2)
+    if len(words) < 2 or not words[1].isdigit():
+        return None
+    return int(words[1]), body

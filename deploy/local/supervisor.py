@@ -1,0 +1,227 @@
+"""The supervisor: keeps the processes of a plan running, says when they are ready, drains them at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deploy.local.child import Child
+from deploy.local.output import Output
+from deploy.local.plan import Plan, ProcessSpec
+from deploy.local.probe import is_ready
+from deploy.local.ready_file import ProcessRow, remove_ready_file, write_ready_file
+from deploy.local.restarts import Again, GiveUp, RestartPolicy, Restarts, exit_text
+from pdserve.clock import Clock
+
+_PROBE_S = 0.1
+_SLOW_START_S = 15.0
+# What a draining child may need beyond drain_s to close its sockets.
+_DRAIN_MARGIN_S = 5.0
+_SOURCE = "up"
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One process of the plan and its present incarnation."""
+
+    spec: ProcessSpec
+    restarts: Restarts
+    child: Child | None = None
+    ready_since_s: float | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Supervisor:
+    """Event-loop thread of the main thread only (it takes the signals); one `run`.
+
+    say           writes one line for the user: that the cluster is ready, and nothing else
+    extra_ready   asked after all processes are ready; the ready line waits for its True
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        policy: RestartPolicy,
+        environ: Mapping[str, str],
+        output: Output,
+        say: Callable[[str], None],
+        title: str,
+        ready_file: Path | None,
+        drain_s: float,
+        clock: Clock,
+        extra_ready: Callable[[Plan], Awaitable[bool]],
+    ) -> None:
+        self._plan = plan
+        self._environ = environ
+        self._output = output
+        self._say = say
+        self._title = title
+        self._ready_file = ready_file
+        self._drain_s = drain_s
+        self._clock = clock
+        self._extra_ready = extra_ready
+        self._slots = [_Slot(spec, Restarts(policy)) for spec in plan.processes]
+        self._stopping = asyncio.Event()
+        self._announced = False
+        self._fault: str | None = None
+        self._killed = False
+        self._started_s = clock.now_s()
+
+    async def run(self) -> str | None:
+        """Start everything and serve until a signal has drained it; returns what went wrong, or None."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for slot in self._slots:
+                    group.create_task(self._keep(slot))
+                group.create_task(self._announce())
+                group.create_task(self._drain())
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            if self._ready_file is not None:
+                remove_ready_file(self._ready_file)
+        return self._fault
+
+    def _on_signal(self) -> None:
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._tell(f"draining, at most {self._drain_s:g} s; once more (Ctrl-C) ends everything now")
+            return
+        self._killed = True
+        self._fault = self._fault or "ended before everything was drained"
+        for slot in self._slots:
+            if slot.child is not None:
+                slot.child.kill()
+
+    def _fail(self, reason: str) -> None:
+        self._fault = self._fault or reason
+        self._stopping.set()
+
+    def _tell(self, text: str) -> None:
+        self._output.line(_SOURCE, text)
+
+    # --- one process
+
+    async def _keep(self, slot: _Slot) -> None:
+        """Start the process, and again whenever it ends, until everything stops."""
+        try:
+            while not self._stopping.is_set():
+                try:
+                    code, ready_s, last_line = await self._run_once(slot)
+                except OSError as error:
+                    self._fail(f"{slot.spec.id} can't be started: {error}")
+                    return
+                if self._stopping.is_set():
+                    if code not in (0, -signal.SIGKILL if self._killed else 0):
+                        self._tell(f"{slot.spec.id} ended with {exit_text(code)} while draining")
+                    return
+                await self._after_exit(slot, code, ready_s, last_line)
+        finally:
+            slot.ended.set()
+
+    async def _after_exit(self, slot: _Slot, code: int, ready_s: float | None, last_line: str) -> None:
+        name = slot.spec.id
+        match slot.restarts.after_exit(code, ready_s):
+            case GiveUp(reason):
+                said = f"; it said: {last_line}" if last_line else ""
+                self._fail(f"{name} ended with {exit_text(code)}: {reason}{said}")
+            case Again(delay_s, num_in_a_row):
+                often = f", {num_in_a_row} times in a row" if num_in_a_row > 1 else ""
+                self._tell(f"{name} ended with {exit_text(code)}{often}; starting it again in {delay_s:g} s")
+                await self._pause(delay_s)
+
+    async def _run_once(self, slot: _Slot) -> tuple[int, float | None, str]:
+        """One incarnation: exit status, seconds it was ready (None = never), the last line it wrote."""
+        name = slot.spec.id
+        child = await Child.start(slot.spec, self._environ)
+        slot.child, slot.ready_since_s = child, None
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(child.pass_on_output(lambda text: self._output.line(name, text)))
+                probe = group.create_task(self._await_ready(slot))
+                if self._stopping.is_set():  # asked to stop while it was being started
+                    child.terminate()
+                code = await child.wait()
+                probe.cancel()
+                child.kill_rest()
+        finally:
+            child.kill()
+            since_s, slot.child, slot.ready_since_s = slot.ready_since_s, None, None
+        return code, None if since_s is None else self._clock.now_s() - since_s, child.last_line
+
+    async def _await_ready(self, slot: _Slot) -> None:
+        while not await is_ready(slot.spec.metrics):
+            await self._pause(_PROBE_S)
+            if self._stopping.is_set():
+                return
+        assert slot.child is not None
+        slot.ready_since_s = self._clock.now_s()
+        if self._announced:
+            self._tell(f"{slot.spec.id} is back (pid {slot.child.pid})")
+            self._write_ready_file()
+
+    async def _pause(self, delay_s: float) -> None:
+        """Wait so long, or until everything stops."""
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    # --- all of them
+
+    async def _announce(self) -> None:
+        """Write the ready file and say the one line, once all processes are ready and a request would be served."""
+        told_s = self._started_s
+        while not self._stopping.is_set():
+            waiting = [slot.spec.id for slot in self._slots if slot.ready_since_s is None]
+            if not waiting and await self._extra_ready(self._plan):
+                self._announced = True
+                self._write_ready_file()
+                took_s = self._clock.now_s() - self._started_s
+                self._say(f"pdserve is ready at {self._plan.target}: {self._title}, in {took_s:.1f} s")
+                return
+            if self._clock.now_s() - told_s >= _SLOW_START_S:
+                told_s = self._clock.now_s()
+                self._tell(f"still waiting for {', '.join(waiting) or 'a link between the workers'}")
+            await self._pause(_PROBE_S)
+
+    def _write_ready_file(self) -> None:
+        if self._ready_file is None:
+            return
+        rows = [
+            ProcessRow(slot.spec.role, slot.spec.id, slot.child.pid, slot.spec.metrics)
+            for slot in self._slots
+            if slot.child is not None
+        ]
+        try:
+            write_ready_file(self._ready_file, self._plan.target, rows)
+        except OSError as error:
+            self._fail(f"the ready file can't be written: {error}")
+
+    async def _drain(self) -> None:
+        """When everything stops: the router first, since its streams need the workers; then these."""
+        await self._stopping.wait()
+        await self._end(self._slots[:1])
+        await self._end(self._slots[1:])
+
+    async def _end(self, slots: list[_Slot]) -> None:
+        for slot in slots:
+            if slot.child is not None:
+                slot.child.terminate()
+        try:
+            async with asyncio.timeout(self._drain_s + _DRAIN_MARGIN_S):
+                for slot in slots:
+                    await slot.ended.wait()
+        except TimeoutError:
+            for slot in slots:
+                if slot.child is not None:
+                    self._tell(f"{slot.spec.id} has not drained in time; killing it")
+                    slot.child.kill()
