@@ -56,6 +56,7 @@ class ModelCard:
 
     window_tokens  the model's context window; cache_seed: the model's part of the block hash
     numerics       workers of equal text give equal bits (dtype, threads, CPU capability, library versions)
+    step_errors_are_sound  after `run` raised, the process may go on: all its work was done or never begun (a CPU)
     """
 
     name: str
@@ -66,6 +67,7 @@ class ModelCard:
     numerics: str
     deterministic: bool
     cache_seed: bytes
+    step_errors_are_sound: bool = True
 
 
 class Runner(Protocol):

@@ -1,0 +1,169 @@
+"""A model without weights: its KV are real bytes in a real pool, and its text proves that they are the right ones.
+
+For every position a record is written through the block table (`fake_rule`); to sample, all records of the sequence
+are read back through its block table, and the token follows from them alone. The ids of the sequence are never
+looked at. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from pdserve.engine import fake_rule
+from pdserve.engine.layout import KvLayout
+from pdserve.engine.port import ModelCard, Row, RowOutput
+from pdserve.errors import RowFailed
+
+_MASKS = np.array(fake_rule.WORD_MASKS, dtype="<u8")
+_GARBAGE = np.uint64(0xDEADBEEFDEADBEEF)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeFaults:
+    """What is to break, and where; empty in production.
+
+    row_token_ids   computing one of these kills its row; step_token_ids: the whole step
+    failing_steps   these calls of `run` raise, counted from 1
+    sound           whether the engine may go on after a step that raised
+    """
+
+    row_token_ids: frozenset[int] = frozenset()
+    step_token_ids: frozenset[int] = frozenset()
+    failing_steps: frozenset[int] = frozenset()
+    sound: bool = True
+
+
+class InjectedFault(Exception):
+    """A step that was told to fail."""
+
+
+class FakeRunner:
+    """The engine port over `fake_rule`. Engine owner's thread only, but for `pool`, as the port says."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        vocab_size: int = fake_rule.VOCAB_SIZE,
+        window_tokens: int = 8192,
+        rule: fake_rule.FakeRule | None = None,
+        faults: FakeFaults | None = None,
+    ) -> None:
+        if vocab_size <= fake_rule.EOS_ID:
+            raise ValueError(
+                f"the fake model's vocabulary needs more than {fake_rule.EOS_ID} ids, got {vocab_size}"
+            )
+        self._rule = rule or fake_rule.FakeRule()
+        self._faults = faults or FakeFaults()
+        self._layout = KvLayout(
+            num_blocks=num_blocks,
+            kv_heads=2,
+            layers=1,
+            block_size=block_size,
+            head_dim=1,
+            dtype="uint64",
+            item_bytes=8,
+        )
+        self._card = ModelCard(
+            name="fake",
+            vocab_size=vocab_size,
+            window_tokens=window_tokens,
+            eos_token_ids=(fake_rule.EOS_ID,),
+            weights_fingerprint="fake-1",
+            numerics="fake",
+            deterministic=True,
+            cache_seed=b"pdserve fake model 1",
+            step_errors_are_sound=self._faults.sound,
+        )
+        # [blocks, words of a record (head, k/v), slots]: the layout with its dims of size 1 left out.
+        self._records = np.zeros((num_blocks, fake_rule.RECORD_WORDS, block_size), dtype="<u8")
+        self._pool = self._records.data.cast("B")
+        self._num_runs = 0
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    @property
+    def layout(self) -> KvLayout:
+        return self._layout
+
+    @property
+    def pool(self) -> memoryview:
+        return self._pool
+
+    def run(self, rows: Sequence[Row]) -> list[RowOutput]:
+        """Write all records of all rows, then read back and sample. Raises InjectedFault where it was told to."""
+        self._num_runs += 1
+        errors = [self._error(row) for row in rows]
+        self._break_step(rows, errors)
+        for row, error in zip(rows, errors, strict=True):
+            if error is None:
+                self._write(row)
+        outputs: list[RowOutput] = []
+        for row, error in zip(rows, errors, strict=True):
+            if error is not None or row.sample is None:
+                outputs.append(RowOutput(error=error))
+            else:
+                outputs.append(RowOutput(token_id=self._sample(row)))
+        return outputs
+
+    def _error(self, row: Row) -> RowFailed | None:
+        """What is wrong with a row: an index that fits nowhere, or an injected fault."""
+        num_blocks = self._layout.blocks_for(row.start + len(row.token_ids))
+        if not row.token_ids or row.start < 0 or len(row.block_table) < num_blocks:
+            return RowFailed(
+                "a row without room", start=row.start, tokens=len(row.token_ids), blocks=num_blocks
+            )
+        if min(row.block_table) < 0 or max(row.block_table) >= self._layout.num_blocks:
+            return RowFailed("a block id outside the pool", num_blocks=self._layout.num_blocks)
+        if min(row.token_ids) < 0 or max(row.token_ids) >= self._card.vocab_size:
+            return RowFailed("a token id outside the vocabulary", vocab_size=self._card.vocab_size)
+        if self._faults.row_token_ids and not self._faults.row_token_ids.isdisjoint(row.token_ids):
+            return RowFailed("injected row fault", start=row.start)
+        return None
+
+    def _break_step(self, rows: Sequence[Row], errors: Sequence[RowFailed | None]) -> None:
+        """If the step is to fail, leave garbage where it would have written, and raise."""
+        faults = self._faults
+        poisoned = faults.step_token_ids and any(
+            not faults.step_token_ids.isdisjoint(row.token_ids) for row in rows
+        )
+        if not poisoned and self._num_runs not in faults.failing_steps:
+            return
+        for row, error in zip(rows, errors, strict=True):
+            if error is None:
+                blocks, slots = self._places(row)
+                self._records[blocks, :, slots] = _GARBAGE
+        raise InjectedFault(f"run {self._num_runs} was told to fail")
+
+    def _places(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
+        """Block id and slot of each position of the row's chunk."""
+        positions = np.arange(row.start, row.start + len(row.token_ids))
+        table = np.asarray(row.block_table, dtype=np.int64)
+        return table[positions // self._layout.block_size], positions % self._layout.block_size
+
+    def _write(self, row: Row) -> None:
+        word = 0
+        if row.start > 0:
+            index, slot = divmod(row.start - 1, self._layout.block_size)
+            word = int(self._records[row.block_table[index], 0, slot])
+        words: list[int] = []
+        for token_id in row.token_ids:
+            word = fake_rule.link(word, token_id)
+            words.append(word)
+        blocks, slots = self._places(row)
+        self._records[blocks, :, slots] = np.array(words, dtype="<u8")[:, None] ^ _MASKS
+
+    def _sample(self, row: Row) -> int:
+        assert row.sample is not None, "asked by run()"
+        position = row.start + len(row.token_ids)
+        table = row.block_table[: self._layout.blocks_for(position)]
+        records = self._records[table].transpose(0, 2, 1).reshape(-1, fake_rule.RECORD_WORDS)[:position]
+        digest = xxhash.xxh3_64_intdigest(np.ascontiguousarray(records).data)
+        return self._rule.next_token(digest, position, row.sample.num_prompt_tokens, row.sample.key)

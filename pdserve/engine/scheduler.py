@@ -1,0 +1,243 @@
+"""Which positions the next step computes: one scheduler for all roles, which are limits on it.
+
+A step has one row for each running sequence (decodes), and what is left of its token budget goes to the prefilling
+ones, oldest first. A decode row is never left out for a chunk, and at least one token of every step is a prefill's
+if one waits. Ages are first admissions: a preempted sequence that comes back stands before all younger ones.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pdserve.engine.events import HandedBackSeq, Preempted
+from pdserve.engine.sequence import Sequence, SequenceState
+from pdserve.engine.sequence_blocks import SequenceBlocks
+from pdserve.errors import InvariantViolated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What makes a role of the one scheduler.
+
+    max_step_tokens        positions computed in one step
+    max_batch              decode rows, and as many prefill rows, in one step
+    chunk_tokens           positions of one sequence in one step
+    decode_prefill_tokens  prefill positions in a step while others run; None: no bound of its own (role `both`)
+    recompute_max_tokens   a longer preempted sequence is handed back instead of recomputed; None: never
+    prefix_cache           whether full blocks become hits
+    """
+
+    max_step_tokens: int = 512
+    max_batch: int = 64
+    chunk_tokens: int = 512
+    decode_prefill_tokens: int | None = 64
+    recompute_max_tokens: int | None = 2048
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_batch < self.max_step_tokens:
+            raise ValueError(
+                f"want 1 <= max_batch < max_step_tokens, or a full batch starves prefills: {self}"
+            )
+        if self.chunk_tokens < 1:
+            raise ValueError(f"want chunk_tokens >= 1, got {self.chunk_tokens}")
+        if self.decode_prefill_tokens is not None and self.decode_prefill_tokens < 1:
+            raise ValueError(f"want decode_prefill_tokens >= 1 or none, got {self.decode_prefill_tokens}")
+        if self.recompute_max_tokens is not None and self.recompute_max_tokens < 0:
+            raise ValueError(f"want recompute_max_tokens >= 0 or none, got {self.recompute_max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """Compute num_tokens positions of seq from num_computed on; they are all that is missing if `samples`."""
+
+    seq: Sequence
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: its rows, and who lost its blocks to make it possible."""
+
+    rows: list[PlannedRow] = field(default_factory=list)
+    taken: list[Preempted | HandedBackSeq] = field(default_factory=list)
+
+
+def nothing_to_revoke() -> bool:
+    """The answer of an engine without grants."""
+    return False
+
+
+class Scheduler:
+    """Decides each step's rows and takes blocks from the youngest when the pool is out. Engine owner only.
+
+    A sequence is in at most one of `running`, `_prefilling`, `_preempted`, as its state says.
+    """
+
+    def __init__(self, blocks: SequenceBlocks, limits: EngineLimits) -> None:
+        self._blocks = blocks
+        self._limits = limits
+        self.revoke_uncommitted: Callable[[], bool] = nothing_to_revoke
+        self._running: dict[Sequence, None] = {}  # in turn order: the head has waited longest for a row
+        self._prefilling: list[Sequence] = []  # oldest first
+        self._preempted: list[Sequence] = []  # oldest first
+        self._struck: dict[Sequence, None] = {}  # those that run alone, in turn order
+        self._last_ran_alone = False
+
+    # --- who is here
+
+    @property
+    def running(self) -> list[Sequence]:
+        return list(self._running)
+
+    @property
+    def prefilling(self) -> list[Sequence]:
+        return list(self._prefilling)
+
+    @property
+    def preempted(self) -> list[Sequence]:
+        return list(self._preempted)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `plan` would give a row: a preempted sequence that still has to wait for blocks is no work."""
+        if self._running or self._prefilling:
+            return True
+        return bool(self._preempted) and self._blocks.fits(
+            self._preempted[0], len(self._preempted[0].ids) + 1
+        )
+
+    def add_prefill(self, seq: Sequence) -> None:
+        """Its blocks are reserved; chunks come in order of age."""
+        seq.state = SequenceState.PREFILLING
+        bisect.insort(self._prefilling, seq, key=_age_key)
+        self._note_strikes(seq)
+
+    def add_running(self, seq: Sequence) -> None:
+        """All but its last position is computed; it has a row in the next step."""
+        seq.state = SequenceState.RUNNING
+        self._running[seq] = None
+        self._note_strikes(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take it out, wherever it is; its state is the caller's to set."""
+        if seq.state is SequenceState.RUNNING:
+            del self._running[seq]
+        elif seq.state is SequenceState.PREFILLING:
+            self._prefilling.remove(seq)
+        elif seq.state is SequenceState.PREEMPTED:
+            self._preempted.remove(seq)
+        self._struck.pop(seq, None)
+
+    # --- the next step
+
+    def plan(self) -> Plan:
+        """The rows of the next step, blocks included; no rows if nothing can run."""
+        plan = Plan()
+        self._readmit()
+        alone = self._next_alone()
+        if alone is None:
+            self._plan_decodes(plan, [seq for seq in self._running if seq not in self._struck])
+            self._plan_chunks(plan, [seq for seq in self._prefilling if seq not in self._struck])
+        elif alone.state is SequenceState.RUNNING:
+            self._plan_decodes(plan, [alone])
+        else:
+            self._plan_chunks(plan, [alone])
+        self._last_ran_alone = alone is not None
+        if not plan.rows and plan.taken and self.has_work:
+            again = self.plan()  # who was to run lost its blocks; each round takes at least one, so this ends
+            return Plan(again.rows, [*plan.taken, *again.taken])
+        return plan
+
+    def _readmit(self) -> None:
+        """Bring preempted sequences back in order of age, each only with a block to spare for all that run."""
+        while self._preempted:
+            seq = self._preempted[0]
+            num_growing = len(self._running) + sum(1 for other in self._prefilling if other.then_decode)
+            if not self._blocks.reserve(seq, len(seq.ids) + 1, num_spare=num_growing):
+                return
+            self._preempted.pop(0)
+            self.add_prefill(seq)
+
+    def _next_alone(self) -> Sequence | None:
+        """The struck sequence whose turn it is: every other step, or every step if there is nobody else."""
+        if not self._struck:
+            return None
+        others = len(self._running) + len(self._prefilling) > len(self._struck)
+        if others and self._last_ran_alone:
+            return None
+        seq = next(iter(self._struck))
+        del self._struck[seq]
+        self._struck[seq] = None
+        return seq
+
+    def _plan_decodes(self, plan: Plan, candidates: list[Sequence]) -> None:
+        chosen = candidates[: self._limits.max_batch]
+        for seq in sorted((seq for seq in chosen if self._blocks.is_short(seq)), key=_age_key):
+            # An older one may have taken its blocks a moment ago.
+            if seq.state is SequenceState.RUNNING:
+                self._make_room(plan, seq)
+        for seq in chosen:
+            if seq.state is not SequenceState.RUNNING:
+                continue
+            plan.rows.append(PlannedRow(seq, 1, samples=True))
+            if len(chosen) < len(candidates):
+                del self._running[seq]
+                self._running[seq] = None
+
+    def _plan_chunks(self, plan: Plan, candidates: list[Sequence]) -> None:
+        limits = self._limits
+        budget = limits.max_step_tokens - len(plan.rows)
+        if self._running and limits.decode_prefill_tokens is not None:
+            budget = min(budget, limits.decode_prefill_tokens)
+        for seq in candidates[: limits.max_batch]:
+            if seq.state is not SequenceState.PREFILLING:
+                continue
+            num_tokens = min(seq.num_uncomputed, limits.chunk_tokens, budget)
+            if num_tokens < 1:
+                break
+            budget -= num_tokens
+            plan.rows.append(PlannedRow(seq, num_tokens, samples=num_tokens == seq.num_uncomputed))
+
+    # --- when the pool is out
+
+    def _make_room(self, plan: Plan, seq: Sequence) -> None:
+        """Give seq its next block, if need be at the cost of grants, then of the youngest, which may be itself."""
+        while not self._blocks.grow(seq):
+            available = self._blocks.pool.available
+            if self.revoke_uncommitted() and self._blocks.pool.available > available:
+                continue
+            victim = self._youngest()
+            self._preempt(plan, victim)
+            if victim is seq:
+                return
+
+    def _youngest(self) -> Sequence:
+        """Of those that hold blocks here and may lose them: what is prefilled for another worker is none."""
+        prefilling = [seq for seq in self._prefilling if seq.then_decode]
+        return max([*self._running, *prefilling[-1:]], key=_age_key)
+
+    def _preempt(self, plan: Plan, seq: Sequence) -> None:
+        self.remove(seq)
+        self._blocks.release(seq)
+        limit = self._limits.recompute_max_tokens
+        if limit is not None and len(seq.ids) > limit:
+            seq.state = SequenceState.LEFT
+            plan.taken.append(HandedBackSeq(seq))
+            return
+        seq.state = SequenceState.PREEMPTED
+        bisect.insort(self._preempted, seq, key=_age_key)
+        plan.taken.append(Preempted(seq))
+
+    def _note_strikes(self, seq: Sequence) -> None:
+        if seq.num_strikes < 0:
+            raise InvariantViolated("negative strikes", handle=seq.handle)
+        if seq.num_strikes > 0:
+            self._struck[seq] = None
+
+
+def _age_key(seq: Sequence) -> tuple[float, int]:
+    return seq.age_key
