@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from pdserve.detokenizer import byte_spelling
 from pdserve.errors import Incompatible
 from pdserve.modelstore.gguf_file import GgufFile
 
@@ -92,23 +93,6 @@ def tokenizer_config(file: GgufFile) -> dict[str, Any]:
     if file.own("context_length") is not None:
         config["model_max_length"] = int(file.own("context_length"))
     return config
-
-
-def byte_spelling() -> list[str]:
-    """How byte-level BPE spells each of the 256 bytes: printable ones as themselves, the rest from U+0100 on.
-
-    Source: GPT-2's encoder, `bytes_to_unicode`.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    spelling = [""] * 256
-    for byte in printable:
-        spelling[byte] = chr(byte)
-    others = 0
-    for byte in range(256):
-        if not spelling[byte]:
-            spelling[byte] = chr(0x100 + others)
-            others += 1
-    return spelling
 
 
 def _byte_level_bpe(tokens: list[str], merges: list[str]) -> models.BPE:

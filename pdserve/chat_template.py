@@ -1,0 +1,293 @@
+"""A model's chat template: Jinja in a sandbox, with the names that templates expect, and with limits.
+
+Templates come with model folders and are not trusted: they see plain data only, and their loops, calls and strings are
+counted, so that no template runs for ever or fills the memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pdserve.clock import Clock
+from pdserve.errors import InvalidRequest
+
+MAX_TEXT_CHARS = 16 << 20
+MAX_TURNS = 1_000_000  # of all loops and macros together
+_CONTINUE_MARK = (
+    "\ue000continue\ue001 "  # private-use characters; the last space tells whether the template trims
+)
+
+
+class ChatTemplate:
+    """One compiled template. `render` may be called from any thread."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], clock: Clock) -> None:
+        """Compile a template; one that doesn't compile is told at each `render`, not here: text still works."""
+        self._special_tokens = dict(special_tokens)
+        self._broken: str | None = None
+        environment = _environment(clock)
+        try:
+            tree = environment.parse(source)
+            _count_turns(tree, environment)
+            self._template = environment.from_string(tree)
+        except (jinja2.TemplateError, RecursionError) as error:
+            self._broken = _one_line(error)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt text of a conversation.
+
+        messages  each with `role` and what the template reads of `content`, …; values None count as absent
+        Raises InvalidRequest for messages that the template refuses, and for templates that break or exceed the limits.
+        """
+        if self._broken is not None:
+            raise InvalidRequest("the model's chat template doesn't compile", why=self._broken)
+        chat = [_plain_message(index, message) for index, message in enumerate(messages)]
+        if not chat:
+            raise InvalidRequest("a chat needs at least one message")
+        final = ""
+        if continue_final_message:
+            if add_generation_prompt:
+                raise InvalidRequest("continue_final_message and add_generation_prompt exclude each other")
+            if not isinstance(chat[-1].get("content"), str):
+                raise InvalidRequest("continue_final_message needs text in the last message")
+            final = chat[-1]["content"]
+            chat[-1]["content"] = final + _CONTINUE_MARK
+        text = self._render(
+            {
+                "messages": chat,
+                "tools": _plain(list(tools)) if tools else None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+    def _render(self, variables: dict[str, Any]) -> str:
+        pieces: list[str] = []
+        num_chars = 0
+        try:
+            for piece in self._template.generate(
+                **self._special_tokens, **variables, _pdserve_budget=_Budget()
+            ):
+                pieces.append(piece)
+                num_chars += len(piece)
+                if num_chars > MAX_TEXT_CHARS:
+                    raise _OverLimit("text", MAX_TEXT_CHARS)
+        except _OverLimit as error:
+            raise InvalidRequest(
+                f"the chat template was cut: too much {error.what}", limit=error.limit
+            ) from error
+        except jinja2.exceptions.SecurityError as error:
+            raise InvalidRequest(
+                "the chat template needs what the sandbox forbids", why=_one_line(error)
+            ) from error
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
+            raise InvalidRequest("the chat template refused the messages", why=_one_line(error)) from error
+        return "".join(pieces)
+
+
+class _OverLimit(Exception):
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(what)
+        self.what = what
+        self.limit = limit
+
+
+class _Budget:
+    """What one rendering may still do."""
+
+    def __init__(self) -> None:
+        self.turns_left = MAX_TURNS
+
+
+class _Turns(Extension):
+    """Counts each turn of a loop and each call of a macro, and bounds what `~` joins."""
+
+    def turn(self, context: Context) -> str:
+        # `parent` holds what `render` was given; a template's own `set` can't reach it.
+        budget: _Budget = context.parent["_pdserve_budget"]
+        budget.turns_left -= 1
+        if budget.turns_left < 0:
+            raise _OverLimit("looping", MAX_TURNS)
+        return ""
+
+    def joined(self, parts: list[Any]) -> str:
+        return str(_bounded("".join([_bounded(str(part)) for part in parts])))
+
+
+class _Generation(Extension):
+    """`{% generation %} … {% endgeneration %}` marks what an assistant wrote, for training; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("spoken"), [], [], body).set_lineno(line)
+
+    def spoken(self, caller: Macro) -> str:
+        return str(caller())
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with bounded strings."""
+
+    intercepted_binops = frozenset(("*", "+", "**", "%"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for one, other in ((left, right), (right, left)):
+                if isinstance(one, str | list | tuple) and isinstance(other, int):
+                    _check_length(len(one) * other)
+        elif operator == "**" and isinstance(right, int | float) and abs(right) > 64:
+            raise _OverLimit("arithmetic", 64)
+        return _bounded(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return _bounded(super().call(context, obj, *args, **kwargs))
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Jinja's namespace without names that could reach the interpreter's own."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # as Jinja's: `namespace(self=…)` works
+        self, rest = args[0], args[1:]
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _environment(clock: Clock) -> _Environment:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Turns, _Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.fromtimestamp(clock.wall_ns() / 1e9).strftime(
+        form
+    )
+    environment.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _count_turns(tree: nodes.Template, environment: _Environment) -> None:
+    """Put a count at the head of each loop's and macro's body, and replace `~` by a bounded join."""
+    extension = environment.extensions[_Turns.identifier]
+    bodies: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
+    for node in bodies:
+        count = extension.call_method("turn", [nodes.ContextReference()])
+        node.body.insert(0, nodes.ExprStmt(count).set_lineno(node.lineno))
+    _bound_joins(tree, extension)
+    tree.set_environment(environment)
+
+
+def _bound_joins(node: nodes.Node, extension: Extension) -> None:
+    def bounded(child: Any) -> Any:
+        if isinstance(child, nodes.Node):
+            _bound_joins(child, extension)
+        if isinstance(child, nodes.Concat):
+            return extension.call_method("joined", [nodes.List(child.nodes)]).set_lineno(child.lineno)
+        return child
+
+    for name, value in list(node.iter_fields()):
+        if isinstance(value, list):
+            setattr(node, name, [bounded(child) for child in value])
+        else:
+            setattr(node, name, bounded(value))
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    place = text.rfind(_CONTINUE_MARK.strip())
+    if place < 0 or final.strip() not in text:
+        raise InvalidRequest(
+            "continue_final_message doesn't work here: the template leaves out or changes its text"
+        )
+    if text.startswith(_CONTINUE_MARK, place):
+        return text[:place]
+    # The template trims messages; what stood before the mark would have been trimmed too.
+    return text[:place].rstrip()
+
+
+def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        raise InvalidRequest("a chat message needs a role", index=index)
+    return {str(key): _plain(value) for key, value in message.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """JSON data only: other objects have methods that the sandbox doesn't know."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    raise InvalidRequest("chat messages and tools hold JSON values only", got=type(value).__name__)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML and sorts keys; templates were written for plain JSON.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r}")
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, str | list):
+        _check_length(len(value))
+    return value
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_TEXT_CHARS:
+        raise _OverLimit("text", MAX_TEXT_CHARS)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
