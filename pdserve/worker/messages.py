@@ -101,13 +101,15 @@ class CacheChanged:
 
 @dataclass(frozen=True, slots=True)
 class CoreCounts:
-    """What the engine owner counted since the last report, for metrics, and what it holds now."""
+    """Totals since the engine owner's start, for metrics. failures: by class name."""
 
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
+    num_cache_query_tokens: int = 0
+    num_cache_hit_tokens: int = 0
     num_preemptions: int = 0
     num_revocations: int = 0
-    num_stale: int = 0
+    num_ignored: int = 0
     failures: tuple[tuple[str, int], ...] = ()
 
 

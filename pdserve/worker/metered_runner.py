@@ -1,4 +1,4 @@
-"""A runner that says when it begins and how long it took: for the watchdog, the load report and the metrics."""
+"""A runner that says when a step begins and ends: for the watchdog, and for the times that answers report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pdserve.clock import Clock
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.port import ModelCard, Row, RowOutput, Runner
 
-_NEWEST_WEIGHT = 0.2
-
 
 class MeteredRunner:
     """Another runner, measured. Engine owner only.
 
-    on_begin  told before each step whether no step of its shape ran before: such a step may compile or pack
-    step_s, num_steps, prefill_tokens_per_s  of the newest step, of all, and smoothed over the steps with prompts
+    on_begin  told before each step whether no step of its shape ran before: such a step may compile or pack, and
+              the watchdog leaves it its time
+    begun_s, ended_s, num_steps  clock times of the newest step; number of those that returned or raised
     """
 
     def __init__(self, runner: Runner, clock: Clock, on_begin: Callable[[bool], None]) -> None:
@@ -24,11 +23,8 @@ class MeteredRunner:
         self._on_begin = on_begin
         self._shapes: dict[tuple[int, int, int], None] = {}
         self.num_steps = 0
-        self.step_s = 0.0
         self.begun_s = 0.0
         self.ended_s = 0.0
-        self.prefill_tokens_per_s = 0.0
-        self.num_prefill_tokens = 0
 
     @property
     def card(self) -> ModelCard:
@@ -42,28 +38,22 @@ class MeteredRunner:
     def pool(self) -> memoryview:
         return self._runner.pool
 
+    @property
+    def step_s(self) -> float:
+        """Duration of the newest step."""
+        return self.ended_s - self.begun_s
+
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
         shape = _shape(rows)
         new_shape = shape not in self._shapes
         self._shapes[shape] = None
         self._on_begin(new_shape)
         self.begun_s = self._clock.now_s()
-        outputs = self._runner.run(rows)
-        self.ended_s = self._clock.now_s()
-        self.num_steps += 1
-        self.step_s = self.ended_s - self.begun_s
-        num_prefill = sum(len(row.token_ids) for row in rows if len(row.token_ids) > 1)
-        if num_prefill:
-            self._note_prefill(num_prefill)
-        return outputs
-
-    def _note_prefill(self, num_tokens: int) -> None:
-        self.num_prefill_tokens += num_tokens
-        if self.step_s <= 0.0:
-            return
-        rate = num_tokens / self.step_s
-        old = self.prefill_tokens_per_s
-        self.prefill_tokens_per_s = rate if old == 0.0 else old + _NEWEST_WEIGHT * (rate - old)
+        try:
+            return self._runner.run(rows)
+        finally:
+            self.ended_s = self._clock.now_s()
+            self.num_steps += 1
 
 
 def _shape(rows: Sequence[Row]) -> tuple[int, int, int]:

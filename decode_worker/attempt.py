@@ -1,0 +1,80 @@
+"""One attempt at a decode worker, from StartDecode to its last message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pdserve.engine.sequence import Sequence, SequenceState
+from pdserve.ids import WorkerRef
+from pdserve.messages import Phase
+
+
+class DecodeState(Enum):
+    """WAITING → GRANTED → ACTIVE → ENDED; without a source WAITING → ACTIVE; any of them → ENDED.
+
+    GRANTED: blocks are promised or bound, the prefill worker's KV is awaited. ACTIVE: the engine has it.
+    """
+
+    WAITING = "waiting"
+    GRANTED = "granted"
+    ACTIVE = "active"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class DecodeAttempt:
+    """Engine owner only. Times are the worker's clock.
+
+    since_s      when this choice first asked for blocks anywhere here: its age in the waiting list
+    num_final    the longest that its ids can get
+    last_place   the place in the waiting list that the router was told
+    """
+
+    handle: int
+    session_id: int
+    seq: Sequence
+    source: WorkerRef | None
+    priority: int
+    since_s: float
+    received_s: float
+    num_final: int
+    serial: int
+    state: DecodeState = DecodeState.WAITING
+    moved_s: float = 0.0
+    slow_logged: bool = False
+    last_place: int | None = None
+    num_pulled: int = 0
+    admitted_s: float = 0.0
+    started_s: float = 0.0
+    decode_queue_s: float | None = None
+    decode_step_s: float = 0.0
+
+    def move(self, state: DecodeState, now_s: float) -> None:
+        """Into the next state; from now on its age counts anew."""
+        self.state = state
+        self.moved_s = now_s
+        self.slow_logged = False
+
+    @property
+    def phase(self) -> Phase:
+        """What Progress calls it. A preempted sequence counts as such until its recomputation is over."""
+        if self.state is DecodeState.WAITING:
+            return Phase.QUEUED
+        if self.state is DecodeState.GRANTED:
+            return Phase.PULLING
+        if self.seq.state is SequenceState.RUNNING:
+            return Phase.RUNNING
+        if self.seq.state is SequenceState.PREFILLING and not self.seq.has_sampled:
+            return Phase.PREFILLING
+        return Phase.PREEMPTED
+
+    @property
+    def amount(self) -> int:
+        """The amount of its phase."""
+        phase = self.phase
+        if phase is Phase.PULLING:
+            return self.num_pulled
+        if phase is Phase.PREFILLING:
+            return self.seq.num_computed
+        return self.seq.num_generated if phase is Phase.RUNNING else 0

@@ -1,0 +1,214 @@
+"""Grants: blocks promised to one attempt each, bound at the first pull, the sequence's own after the hand-off.
+
+    give ─► promised ──BindWanted──► bound (GRANTED) ──HandedOff──► adopted (OWNED)
+                │                       │
+                └── end: unpromised     └── end ─► Retired ─► FREE, or QUARANTINED ─► Released ─► FREE
+
+The transfer owner alone writes GRANTED blocks; they leave that state only when it has said HandedOff or Retired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from decode_worker.attempt import DecodeAttempt
+from kv_transfer.messages import Bound, EndLease, ExpectLease, Retired
+from pdserve.engine.engine import Engine
+from pdserve.errors import InvariantViolated, PdserveError
+from pdserve.ids import Random, WorkerRef, draw_id64
+from pdserve.owner import Post
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """One lease as its decode worker sees it.
+
+    hits          pinned blocks that the prefill worker will not send
+    num_needed    blocks promised for the rest, the one of the first decoded token included
+    num_expected  of those, the ones whose KV comes over the link
+    block_ids     empty until bound
+    ended         by this side: EndLease is sent, Retired (or HandedOff) still comes
+    """
+
+    lease_id: int
+    attempt: DecodeAttempt
+    source: WorkerRef
+    hits: list[int]
+    num_needed: int
+    num_expected: int
+    block_ids: list[int] = field(default_factory=list)
+    num_received: int = 0
+    ended: bool = False
+
+    @property
+    def is_bound(self) -> bool:
+        return bool(self.block_ids)
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether all its KV is here, so that it may be ACKed any moment, or is: not to be revoked any more."""
+        return self.num_expected > 0 and self.num_received >= self.num_expected
+
+
+class Grants:
+    """All grants of one decode worker, from the promise to the end of their leases. Engine owner only."""
+
+    def __init__(self, engine: Engine, to_transfer: Post, random: Random) -> None:
+        self._engine = engine
+        self._pool = engine.pool
+        self._to_transfer = to_transfer
+        self._random = random
+        self._grants: dict[int, Grant] = {}  # in the order in which they were given
+        self._quarantined: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        """Leases that aren't over, quarantines included."""
+        return len(self._grants) + len(self._quarantined)
+
+    @property
+    def live(self) -> Iterator[Grant]:
+        """Those that may still become sequences, oldest first."""
+        return (grant for grant in self._grants.values() if not grant.ended)
+
+    @property
+    def num_live(self) -> int:
+        return sum(1 for _ in self.live)
+
+    @property
+    def num_returning(self) -> int:
+        """Blocks of ended leases that come back with Retired."""
+        return sum(len(grant.block_ids) for grant in self._grants.values() if grant.ended)
+
+    def of(self, attempt: DecodeAttempt) -> Grant | None:
+        """The live grant of an attempt."""
+        return next((grant for grant in self.live if grant.attempt is attempt), None)
+
+    def fits(self, attempt: DecodeAttempt) -> bool:
+        """Whether the attempt may have its blocks now (docs: architecture, "Admission").
+
+        Preempted sequences come first; there must be a row for it in the batch, and a block to grow for all that
+        run; and after it the oldest sequence could still grow to its end with all younger ones preempted and all
+        uncommitted grants revoked. Blocks that revocation can't free at once are those of committed grants and the
+        quarantined ones.
+        """
+        engine = self._engine
+        if engine.num_preempted:
+            return False
+        sequences = engine.sequences
+        if len(sequences) + self.num_live >= engine.limits.max_batch:
+            return False
+        hits = self._hits(attempt)
+        if not self._pool.fits(hits, self._num_needed(attempt, hits) + len(sequences)):
+            return False
+        oldest_final = max((self._num_final_blocks(seq.num_prompt_tokens + seq.key.max_tokens) for seq in [engine.oldest] if seq), default=0)
+        return oldest_final <= self._pool.num_blocks - self._num_beyond_revocation()
+
+    def give(self, attempt: DecodeAttempt) -> Grant:
+        """Promise the blocks and tell the transfer owner what will come. Only after `fits`."""
+        assert attempt.source is not None, "no lease without a source"
+        hits = self._hits(attempt)
+        num_needed = self._num_needed(attempt, hits)
+        self._pool.pin(hits)
+        if not self._pool.promise(num_needed):
+            raise InvariantViolated("fits() said yes", num_needed=num_needed, available=self._pool.available)
+        num_blocks = -(-len(attempt.seq.ids) // self._pool.block_size)
+        grant = Grant(
+            lease_id=draw_id64(self._random),
+            attempt=attempt,
+            source=attempt.source,
+            hits=hits,
+            num_needed=num_needed,
+            num_expected=num_blocks - len(hits),
+        )
+        self._grants[grant.lease_id] = grant
+        self._to_transfer(ExpectLease(grant.lease_id, grant.source, num_blocks, len(hits)))
+        return grant
+
+    def bind(self, lease_id: int) -> None:
+        """The first pull is due: give the promised blocks their ids. A lease ended meanwhile gets no answer."""
+        grant = self._grants.get(lease_id)
+        if grant is None or grant.ended:
+            return
+        if not grant.is_bound:
+            grant.block_ids = self._pool.bind(grant.num_needed)
+        self._to_transfer(Bound(lease_id, tuple(grant.block_ids[: grant.num_expected])))
+
+    def note_received(self, lease_id: int, num_received: int) -> Grant | None:
+        """More of it is here. None if it isn't live."""
+        grant = self._grants.get(lease_id)
+        if grant is None or grant.ended:
+            return None
+        grant.num_received = num_received
+        grant.attempt.num_pulled = num_received
+        return grant
+
+    def end(self, grant: Grant, error: PdserveError) -> None:
+        """This side ends it: what was only promised is free at once, bound blocks when Retired comes. Idempotent."""
+        if grant.ended:
+            return
+        grant.ended = True
+        self._pool.release(grant.hits)
+        grant.hits = []
+        if not grant.is_bound:
+            self._pool.unpromise(grant.num_needed)
+        self._to_transfer(EndLease(grant.lease_id, error))
+
+    def adopt(self, lease_id: int) -> Grant | None:
+        """The hand-off is confirmed: the blocks become the sequence's. None if this side had ended the lease."""
+        grant = self._take(lease_id)
+        if grant.ended:
+            self._pool.free_granted(grant.block_ids)
+            return None
+        if not grant.is_bound:
+            grant.block_ids = self._pool.bind(grant.num_needed)
+        self._pool.adopt(grant.block_ids)
+        return grant
+
+    def retire(self, retired: Retired) -> Grant:
+        """The transfer owner is done with a lease that wasn't handed off."""
+        grant = self._take(retired.lease_id)
+        if not grant.ended:
+            self._pool.release(grant.hits)
+            if not grant.is_bound:
+                self._pool.unpromise(grant.num_needed)
+        if grant.is_bound and retired.quarantine:
+            self._pool.quarantine_granted(grant.block_ids)
+            self._quarantined[grant.lease_id] = grant.block_ids
+        elif grant.is_bound:
+            self._pool.free_granted(grant.block_ids)
+        return grant
+
+    def release_quarantined(self, lease_id: int) -> None:
+        """Nobody can touch them any more."""
+        self._pool.release_quarantined(self._quarantined.pop(lease_id, []))
+
+    def youngest_revocable(self) -> Grant | None:
+        """The grant to take back first: the youngest without blocks, which are free at once and lose no transfer;
+        else the youngest that may still be revoked."""
+        revocable = [grant for grant in self.live if not grant.is_committed]
+        unbound = [grant for grant in revocable if not grant.is_bound]
+        return (unbound or revocable or [None])[-1]
+
+    def _take(self, lease_id: int) -> Grant:
+        grant = self._grants.pop(lease_id, None)
+        if grant is None:
+            raise InvariantViolated("a lease that was never given, or is over", lease=lease_id)
+        return grant
+
+    def _hits(self, attempt: DecodeAttempt) -> list[int]:
+        """All full blocks may be hits if the logits are made elsewhere; else one token is left to compute."""
+        hits = self._engine.find_hits(attempt.seq)
+        if attempt.source is not None:
+            return hits
+        return hits[: (len(attempt.seq.ids) - 1) // self._pool.block_size]
+
+    def _num_needed(self, attempt: DecodeAttempt, hits: list[int]) -> int:
+        return self._num_final_blocks(len(attempt.seq.ids) + 1) - len(hits)
+
+    def _num_final_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._pool.block_size)
+
+    def _num_beyond_revocation(self) -> int:
+        committed = sum(len(grant.block_ids) + len(grant.hits) for grant in self.live if grant.is_committed)
+        return committed + self._pool.counts().quarantined

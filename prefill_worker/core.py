@@ -1,0 +1,456 @@
+"""The prefill worker's engine owner: queue, credits, chunked prefill, first token, offering.
+
+    StartPrefill ─► queue ─► all blocks reserved ─► chunks, each offered when complete ─► first token, COMMIT
+                                                                        ─► LeaseClosed ─► its blocks become cache
+
+A synchronous class: a driver calls `handle` and `step` on the engine thread. Every accepted attempt ends here exactly
+once: confirmed after its FirstToken, with Failed, or silently when its router asked for the end or is gone.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from kv_transfer.messages import LeaseClosed, Released
+from pdserve.clock import Clock
+from pdserve.engine.engine import Engine
+from pdserve.engine.events import ChunkDone, EngineEvent, RowDied, Sampled, StepDied
+from pdserve.engine.sequence import Sequence
+from pdserve.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    InvariantViolated,
+    Overloaded,
+    PdserveError,
+    RequestCancelled,
+    RowFailed,
+    StepFailed,
+    WorkerLost,
+    to_failure,
+)
+from pdserve.ids import WorkerRef
+from pdserve.messages import (
+    Abort,
+    Credits,
+    Demand,
+    Down,
+    Failed,
+    FirstToken,
+    Load,
+    Progress,
+    Refused,
+    StartDecode,
+    StartPrefill,
+    Up,
+)
+from pdserve.owner import Post
+from pdserve.worker.deadlines import Deadlines
+from pdserve.worker.messages import (
+    BeginDrain,
+    CoreCounts,
+    Drained,
+    FromSession,
+    LinkChanged,
+    SessionClosed,
+    SessionOpened,
+    ToSession,
+)
+from pdserve.worker.metered_runner import MeteredRunner
+from pdserve.worker.reporter import Reporter
+from prefill_worker.attempt import PrefillAttempt, PrefillState
+from prefill_worker.credits import CreditBook
+from prefill_worker.offering import Lease, Offering
+
+log = structlog.get_logger()
+
+_STUCK_S = 5.0
+
+
+class PrefillCore:
+    """Owner of the engine in role prefill.
+
+    queue_tokens  sum of the credits; hold_s, heartbeat_s  as in the configuration
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        meter: MeteredRunner,
+        to_transfer: Post,
+        to_loop: Post,
+        clock: Clock,
+        queue_tokens: int,
+        hold_s: float,
+        heartbeat_s: float,
+    ) -> None:
+        self._engine = engine
+        self._meter = meter
+        self._to_loop = to_loop
+        self._clock = clock
+        self._hold_s = hold_s
+        self._reporter = Reporter(engine.pool, meter, to_loop, clock, heartbeat_s)
+        self._credits = CreditBook(
+            queue_tokens=queue_tokens, block_size=engine.pool.block_size, window_tokens=engine.window_tokens
+        )
+        self._offering = Offering(engine.pool, to_transfer, clock, hold_s)
+        self._links: dict[WorkerRef, str] = {}
+        self._sessions: dict[int, str] = {}
+        self._attempts: dict[int, PrefillAttempt] = {}
+        self._by_lease: dict[int, PrefillAttempt] = {}
+        self._queue: list[PrefillAttempt] = []
+        self._deadlines = Deadlines()
+        self._drain_until_s: float | None = None
+        self._drain_over = False
+        self._drained = False
+        self._num_prompt_tokens = 0
+        self._num_ignored = 0
+        self._failures: dict[str, int] = {}
+
+    # --- Owner
+
+    def handle(self, message: object) -> None:
+        match message:
+            case FromSession(session_id, down):
+                self._on_session_message(session_id, down)
+            case LeaseClosed():
+                self._on_lease_closed(message)
+            case LinkChanged(decode_worker, up, _):
+                if up:
+                    self._links[decode_worker] = decode_worker.id
+                else:
+                    self._links.pop(decode_worker, None)
+            case SessionOpened(session_id, router_id):
+                self._sessions[session_id] = router_id
+                self._credits.open(session_id)
+                self._tell_credits()
+            case SessionClosed(session_id):
+                self._on_session_closed(session_id)
+            case BeginDrain(drain_s):
+                self._drain_until_s = self._clock.now_s() + drain_s
+            case Released():
+                pass  # one-sided readers are done before LeaseClosed at this end
+            case _:
+                raise InvariantViolated("a message that no prefill worker takes", kind=type(message).__name__)
+
+    def step(self) -> float | None:
+        now_s = self._clock.now_s()
+        for handle in self._deadlines.due(now_s):
+            self._expire(handle)
+        self._end_drain(now_s)
+        if self._reporter.heartbeat_due():
+            self._heartbeat(now_s)
+        self._begin_queued(now_s)
+        if self._engine.has_work:
+            for event in self._engine.step():
+                self._on_event(event)
+            self._begin_queued(self._clock.now_s())  # room may have come free: no idle turn in between
+        self._tell_credits()
+        self._reporter.end_turn(has_work=self._engine.has_work, load=self._load())
+        return 0.0 if self._engine.has_work else self._wait_s(self._clock.now_s())
+
+    # --- messages of routers
+
+    def _on_session_message(self, session_id: int, message: Down) -> None:
+        if session_id not in self._sessions:
+            self._num_ignored += 1
+            return
+        match message:
+            case StartPrefill():
+                self._on_start(session_id, message)
+            case Abort(handle):
+                self._end_silently(self._attempts.get(handle), session_id, RequestCancelled("aborted by the router"))
+            case Demand(num_queued_tokens):
+                self._credits.demand(session_id, num_queued_tokens)
+            case StartDecode(handle=handle):
+                error = InvalidRequest("this worker's role is prefill", message="StartDecode")
+                self._refuse(session_id, handle, error)
+            case _:
+                raise InvariantViolated("not for the engine", kind=type(message).__name__)
+
+    def _on_start(self, session_id: int, start: StartPrefill) -> None:
+        if start.handle in self._attempts or start.lease_id in self._by_lease:
+            log.warning("attempt.repeated", handle=start.handle, lease=start.lease_id)
+            self._num_ignored += 1
+            return
+        error = self._why_not(start)
+        num_tokens = len(start.token_ids)
+        if error is None and not self._credits.take(session_id, num_tokens):
+            error = Overloaded(
+                "the prefill queue is full", queued_tokens=self._credits.used, bound=self._credits.bound
+            )
+        if error is not None:
+            self._refuse(session_id, start.handle, error)
+            return
+        self._accept(session_id, start)
+
+    def _why_not(self, start: StartPrefill) -> PdserveError | None:
+        """What forbids to start it at all."""
+        num_tokens = len(start.token_ids)
+        if self._drain_until_s is not None:
+            return Draining("the worker takes no new work")
+        if num_tokens < 1 or num_tokens > self._engine.window_tokens:
+            return InvalidRequest("a prompt must fit the window", tokens=num_tokens, window=self._engine.window_tokens)
+        if start.num_skip_blocks > num_tokens // self._engine.pool.block_size:
+            return InvalidRequest("more blocks to skip than are full", skip=start.num_skip_blocks, tokens=num_tokens)
+        if start.decode_worker not in self._links:
+            return WorkerLost("no link to that decode worker is up", decode_worker=str(start.decode_worker))
+        return None
+
+    def _accept(self, session_id: int, start: StartPrefill) -> None:
+        now_s = self._clock.now_s()
+        num_tokens = len(start.token_ids)
+        seq = Sequence(
+            handle=start.handle,
+            session_id=session_id,
+            ids=list(start.token_ids),
+            num_prompt_tokens=start.num_prompt_tokens,
+            key=start.key,
+            cache_salt=start.cache_salt,
+            num_strikes=start.num_strikes,
+        )
+        lease = Lease(
+            lease_id=start.lease_id,
+            handle=start.handle,
+            decode_worker=start.decode_worker,
+            num_blocks=-(-num_tokens // self._engine.pool.block_size),
+            num_skip=start.num_skip_blocks,
+            upto=start.num_skip_blocks,
+        )
+        attempt = PrefillAttempt(start.handle, session_id, seq, lease, num_tokens, now_s, since_s=now_s)
+        self._attempts[start.handle] = attempt
+        self._by_lease[start.lease_id] = attempt
+        self._queue.append(attempt)
+        self._deadlines.add(start.handle, now_s + start.deadline_left_s)
+        self._offering.open(lease)
+        self._tell_credits()  # first: from Progress on the router counts this prompt as taken off the balance
+        self._say_progress(attempt)
+
+    def _on_session_closed(self, session_id: int) -> None:
+        self._sessions.pop(session_id, None)
+        for attempt in [attempt for attempt in self._attempts.values() if attempt.session_id == session_id]:
+            self._end_silently(attempt, session_id, WorkerLost("the router's session has ended"))
+        self._credits.close(session_id)
+        self._tell_credits()
+
+    # --- the queue
+
+    def _begin_queued(self, now_s: float) -> None:
+        """Start what fits, in order: a prompt that must wait for its link lets prompts for other links pass; one
+        that must wait for blocks lets nobody pass."""
+        blocked: dict[WorkerRef, None] = {}
+        for attempt in list(self._queue):
+            if self._num_to_compute() >= self._engine.limits.max_step_tokens:
+                return
+            decode_worker = attempt.lease.decode_worker
+            if decode_worker in blocked:
+                continue
+            if not self._offering.may_begin(attempt.lease):
+                blocked[decode_worker] = None
+                continue
+            if not self._engine.reserve_prefill(attempt.seq, then_decode=False):
+                return
+            self._begin(attempt, now_s)
+
+    def _begin(self, attempt: PrefillAttempt, now_s: float) -> None:
+        self._queue.remove(attempt)
+        self._give_credit_back(attempt)
+        attempt.move(PrefillState.PREFILLING, now_s)
+        attempt.begun_s = now_s
+        self._offering.begin(attempt.lease)
+        self._engine.start_prefill(attempt.seq, then_decode=False)
+        self._offer(attempt, attempt.seq.num_computed)
+        self._say_progress(attempt)
+
+    def _num_to_compute(self) -> int:
+        return sum(seq.num_uncomputed for seq in self._engine.sequences)
+
+    def _offer(self, attempt: PrefillAttempt, num_computed: int) -> None:
+        block_size = self._engine.pool.block_size
+        complete = num_computed == attempt.num_tokens
+        upto = attempt.lease.num_blocks if complete else num_computed // block_size
+        self._offering.offer(attempt.lease, attempt.seq.block_table, upto)
+
+    # --- the engine's events
+
+    def _on_event(self, event: EngineEvent) -> None:
+        match event:
+            case ChunkDone(seq, num_computed):
+                attempt = self._attempts[seq.handle]
+                self._offer(attempt, num_computed)
+                if num_computed < attempt.num_tokens:
+                    self._say_progress(attempt)
+            case Sampled(seq):
+                self._on_sampled(self._attempts[seq.handle], event)
+            case RowDied(seq, error):
+                self._fail(self._attempts[seq.handle], error, cache=False)
+            case StepDied():
+                self._on_step_died(event)
+            case _:
+                raise InvariantViolated("not an event of a prefill worker", kind=type(event).__name__)
+
+    def _on_sampled(self, attempt: PrefillAttempt, sampled: Sampled) -> None:
+        now_s = self._clock.now_s()
+        self._num_prompt_tokens += attempt.num_tokens
+        self._send(
+            attempt.session_id,
+            FirstToken(
+                handle=attempt.handle,
+                token_id=sampled.token_id,
+                logprobs=sampled.logprobs,
+                reason=sampled.finish,
+                num_cached_tokens=attempt.seq.num_cached_tokens,
+                queue_s=attempt.begun_s - attempt.received_s,
+                prefill_s=now_s - attempt.begun_s,
+            ),
+        )
+        if sampled.finish is None:
+            attempt.move(PrefillState.SAMPLED, now_s)
+            self._offering.commit(attempt.lease, sampled.token_id, sampled.logprobs)
+        else:
+            attempt.move(PrefillState.ENDED, now_s)
+        self._engine.end(attempt.seq)  # what is offered stays referenced by the lease
+
+    def _on_step_died(self, died: StepDied) -> None:
+        for seq in died.seqs:
+            error: PdserveError = died.error
+            if seq.num_strikes > 0:
+                error = RowFailed("its step failed twice", cause=str(died.error))
+            self._fail(self._attempts[seq.handle], error, cache=False)
+        if not died.sound:
+            raise StepFailed("the engine's state isn't sound after a failed step") from died.error
+
+    # --- ends
+
+    def _on_lease_closed(self, closed: LeaseClosed) -> None:
+        attempt = self._by_lease.get(closed.lease_id)
+        if attempt is None:
+            raise InvariantViolated("a lease closed that was never opened", lease=closed.lease_id)
+        if closed.error is None and attempt.state not in (PrefillState.SAMPLED, PrefillState.ENDED):
+            raise InvariantViolated("confirmed before it was committed", lease=closed.lease_id)
+        if closed.error is not None:
+            log.info(
+                "lease.lost", lease=closed.lease_id, handle=attempt.handle,
+                peer=str(attempt.lease.decode_worker), error=str(closed.error), link_lost=closed.link_lost,
+            )  # fmt: skip
+        if closed.error is not None and attempt.state is not PrefillState.ENDED:
+            self._say_failed(attempt, closed.error)
+        self._stop(attempt, hold_s=self._hold_s if closed.link_lost else None)
+        self._offering.close(closed)
+        del self._by_lease[closed.lease_id]
+        del self._attempts[attempt.handle]
+
+    def _expire(self, handle: int) -> None:
+        attempt = self._attempts.get(handle)
+        if attempt is not None and attempt.state in (PrefillState.QUEUED, PrefillState.PREFILLING):
+            self._fail(attempt, DeadlineExceeded("the deadline has passed", phase=attempt.phase.value))
+
+    def _end_silently(self, attempt: PrefillAttempt | None, session_id: int, error: PdserveError) -> None:
+        """Its router wants no answer: stop it and give the lease up."""
+        if attempt is None or attempt.session_id != session_id:
+            return
+        self._stop(attempt)
+        self._offering.give_up(attempt.lease, error)
+
+    def _fail(self, attempt: PrefillAttempt, error: PdserveError, *, cache: bool = True) -> None:
+        """End it by an error of this side: the router and the decode worker are told."""
+        if attempt.state is not PrefillState.ENDED:
+            self._say_failed(attempt, error)
+        self._stop(attempt, cache=cache)
+        self._offering.give_up(attempt.lease, error)
+
+    def _stop(self, attempt: PrefillAttempt, *, hold_s: float | None = None, cache: bool = True) -> None:
+        """Take it out of the queue and the engine. The lease's own references last until LeaseClosed."""
+        if attempt.state is PrefillState.QUEUED:
+            self._queue.remove(attempt)
+        self._give_credit_back(attempt)
+        attempt.move(PrefillState.ENDED, self._clock.now_s())
+        self._engine.end(attempt.seq, hold_s=hold_s, cache=cache)
+
+    def _give_credit_back(self, attempt: PrefillAttempt) -> None:
+        if attempt.holds_credit:
+            attempt.holds_credit = False
+            self._credits.give_back(attempt.session_id, attempt.num_tokens)
+
+    def _end_drain(self, now_s: float) -> None:
+        if self._drain_until_s is None:
+            return
+        if now_s >= self._drain_until_s and not self._drain_over:
+            self._drain_over = True
+            for attempt in list(self._attempts.values()):
+                self._fail(attempt, Draining("the worker is draining"))
+        if not self._attempts and not self._drained:
+            self._drained = True
+            self._to_loop(Drained())
+
+    # --- what is said
+
+    def _heartbeat(self, now_s: float) -> None:
+        self._credits.divide()
+        for attempt in self._attempts.values():
+            if attempt.state in (PrefillState.QUEUED, PrefillState.PREFILLING):
+                self._say_progress(attempt)
+            age_s = now_s - attempt.since_s
+            if age_s >= _STUCK_S and not attempt.slow_logged:
+                attempt.slow_logged = True
+                log.warning(
+                    "attempt.stuck", handle=attempt.handle, state=attempt.state.value,
+                    peer=str(attempt.lease.decode_worker), age_s=round(age_s, 3),
+                )  # fmt: skip
+        self._reporter.count(self._count())
+
+    def _tell_credits(self) -> None:
+        for session_id, balance in self._credits.news():
+            self._send(session_id, Credits(balance))
+
+    def _say_progress(self, attempt: PrefillAttempt) -> None:
+        self._send(attempt.session_id, Progress(attempt.handle, attempt.phase, attempt.seq.num_computed))
+
+    def _say_failed(self, attempt: PrefillAttempt, error: PdserveError) -> None:
+        self._note_failure(error)
+        self._send(attempt.session_id, Failed(attempt.handle, to_failure(error)))
+
+    def _refuse(self, session_id: int, handle: int, error: PdserveError) -> None:
+        self._note_failure(error)
+        log.info("prefill.refused", handle=handle, error=str(error))
+        self._send(session_id, Refused(handle, to_failure(error)))
+
+    def _note_failure(self, error: PdserveError) -> None:
+        name = type(error).__name__
+        self._failures[name] = self._failures.get(name, 0) + 1
+
+    def _send(self, session_id: int, message: Up) -> None:
+        if session_id in self._sessions:
+            self._to_loop(ToSession(session_id, message))
+
+    def _load(self) -> Load:
+        engine = self._engine.load()
+        return Load(
+            blocks=self._engine.pool.counts(),
+            num_running=engine.num_running,
+            num_waiting=len(self._queue),
+            num_queued_tokens=self._credits.used + engine.num_queued_tokens,
+            num_cache_hit_tokens=engine.num_cache_hit_tokens,
+            num_cache_query_tokens=engine.num_cache_query_tokens,
+            prefill_tokens_per_s=engine.prefill_tokens_per_s,
+            step_s=engine.step_s,
+            draining=self._drain_until_s is not None,
+        )
+
+    def _count(self) -> CoreCounts:
+        engine = self._engine.load()
+        return CoreCounts(
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generated_tokens=0,
+            num_cache_query_tokens=engine.num_cache_query_tokens,
+            num_cache_hit_tokens=engine.num_cache_hit_tokens,
+            num_ignored=self._num_ignored,
+            failures=tuple(self._failures.items()),
+        )
+
+    def _wait_s(self, now_s: float) -> float:
+        """Until the next thing that no message announces."""
+        drain_s = None if self._drain_over else self._drain_until_s
+        moments = [moment for moment in (self._deadlines.next_s, drain_s) if moment is not None]
+        return min([self._reporter.wait_s(), *(max(moment - now_s, 0.001) for moment in moments)])
