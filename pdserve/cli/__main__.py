@@ -1,0 +1,8 @@
+"""`python -m pdserve.cli`: the same as `pdserve`."""
+
+import sys
+
+from pdserve.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""The console script: picks the command, runs it, and turns errors into one line and an exit code.
+
+Exit codes: 0 done · 1 refused or failed, the line says what to do · 2 wrong usage · 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol, cast
+
+from pdserve.errors import PdserveError, primary
+
+DEBUG_VARIABLE = "PDSERVE_DEBUG"
+_DESCRIPTION = """\
+Serves large language models with prefill and decode on different workers.
+
+A first run:
+  pdserve fetch smollm2-135m
+  pdserve up --model smollm2-135m --prefill 1 --decode 1
+  pdserve generate --chat "Why is the sky blue?"        (in another terminal)
+"""
+_EPILOG = "`pdserve COMMAND --help` explains a command. PDSERVE_DEBUG=1 shows the traceback of an error."
+
+
+class CommandModule(Protocol):
+    """What a command's module offers; heavy imports stay inside `run`."""
+
+    DESCRIPTION: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare flags."""
+        ...
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it; the exit code. Raises PdserveError for everything that a user can act on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    module: str
+    help: str
+
+
+_COMMANDS = {
+    "fetch": _Command("pdserve.cli.fetch", "download a known model into the cache"),
+    "up": _Command("pdserve.cli.up", "start a router and workers on this machine"),
+    "generate": _Command("pdserve.cli.generate", "one answer from a running cluster"),
+    "chat": _Command("pdserve.cli.chat", "a conversation in the terminal"),
+    "status": _Command("pdserve.cli.status", "workers, blocks, queue and pairs of a running cluster"),
+    "model": _Command("pdserve.cli.model", "what is in a model folder or file"),
+    "router": _Command("pdserve.cli.router", "start one router process"),
+    "prefill": _Command("pdserve.cli.prefill", "start one prefill worker process"),
+    "decode": _Command("pdserve.cli.decode", "start one decode worker process"),
+    "worker": _Command("pdserve.cli.worker", "start one worker process; its role is a setting"),
+    "version": _Command("pdserve.cli.version", "versions of pdserve and of what it runs on"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Usage errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {' '.join(message.split())} (see `{self.prog} --help`)\n")
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """Run one command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+    if not arguments:
+        build_parser(arguments).print_help()
+        return 2
+    try:
+        parsed = build_parser(arguments).parse_args(arguments)
+        module = _module(parsed.command)
+        code = module.run(parsed)
+        sys.stdout.flush()
+    except SystemExit as stop:  # argparse: help, or wrong usage
+        return stop.code if isinstance(stop.code, int) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has left: say nothing more, not even when Python closes the stream at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except PdserveError as error:
+        return _report(error, debug)
+    except BaseExceptionGroup as group:
+        return _report(primary(group), debug)
+    except Exception as error:  # the outermost frame of the process: whatever is left becomes one line
+        return _report(error, debug)
+    return code
+
+
+def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser; only the module of the command that `argv` names is imported, so that start-up stays light."""
+    parser = _Parser(
+        prog="pdserve",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    wanted = next((word for word in argv if not word.startswith("-")), None)
+    for name, command in _COMMANDS.items():
+        if name != wanted:
+            commands.add_parser(name, help=command.help)
+            continue
+        module = _module(name)
+        own = commands.add_parser(
+            name,
+            help=command.help,
+            description=module.DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(own)
+    return parser
+
+
+def _module(name: str) -> CommandModule:
+    return cast(CommandModule, importlib.import_module(_COMMANDS[name].module))
+
+
+def _report(error: BaseException, debug: bool) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if debug:
+        traceback.print_exception(error)
+    elif isinstance(error, PdserveError):
+        sys.stderr.write(f"error: {_one_line(str(error))}\n")
+    else:
+        what = _one_line(f"{type(error).__name__}: {error}")
+        sys.stderr.write(f"error: unexpected {what} ({DEBUG_VARIABLE}=1 shows where)\n")
+    return 1
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,69 @@
+"""`pdserve model inspect`: what is in a model."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+DESCRIPTION = """\
+Prints what a model is: architecture, size, weights' types, KV bytes a token, tokenizer. Nothing is loaded; a .gguf file
+is imported into the cache first, if it isn't there yet.
+"""
+_BLOCK_SIZE = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`inspect` is the only thing to do yet."""
+    parser.add_argument("action", choices=["inspect"], help="what to do")
+    parser.add_argument("model", metavar="M", help="fetched alias, Hugging Face folder, or .gguf file")
+    parser.add_argument(
+        "--memory-gib", type=float, default=1.0, metavar="N", help="KV memory to count blocks for (default 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it."""
+    from pdserve.modelstore import resolve
+    from pdserve.modelstore.facts import read_facts
+    from pdserve.tokenizer import Tokenizer
+
+    folder = resolve(arguments.model)
+    facts = read_facts(folder)
+    tokenizer = Tokenizer.load(folder)
+    memory_bytes = int(arguments.memory_gib * (1 << 30))
+    report = {
+        "folder": str(folder),
+        **dataclasses.asdict(facts),
+        "blocks_in_memory": {
+            dtype: facts.num_blocks(memory_bytes, _BLOCK_SIZE, dtype) for dtype in facts.kv_bytes_per_token
+        },
+        "tokenizer_vocab_size": tokenizer.vocab_size,
+        "eos_token_ids": list(tokenizer.eos_token_ids),
+        "special_tokens": tokenizer.special_tokens,
+        "has_chat_template": tokenizer.has_chat_template,
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+    }
+    if arguments.json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+        return 0
+    for name, value in report.items():
+        print(f"{_label(name, arguments.memory_gib):<38} {_text(value)}")
+    return 0
+
+
+def _label(name: str, memory_gib: float) -> str:
+    if name == "blocks_in_memory":
+        return f"blocks of {_BLOCK_SIZE} tokens in {memory_gib:g} GiB"
+    return name.replace("num_", "").replace("_", " ").replace("kv ", "KV ")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_text(item)}" for key, item in value.items()) or "–"
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value) or "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)

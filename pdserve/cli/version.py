@@ -1,0 +1,28 @@
+"""`pdserve version`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+
+import pdserve
+
+DESCRIPTION = "Prints the versions of pdserve, of Python, and of the packages that matter in a bug report."
+_PACKAGES = ("torch", "grpcio", "protobuf", "tokenizers", "numpy")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print them; nothing heavy is imported for it."""
+    print(f"pdserve {pdserve.__version__}")
+    print(f"python {platform.python_version()}")
+    for name in _PACKAGES:
+        try:
+            print(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            print(f"{name} not installed")
+    return 0

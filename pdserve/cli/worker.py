@@ -1,0 +1,38 @@
+"""`pdserve worker`, `prefill` and `decode`: one worker process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from pdserve.cli.settings import WORKER, add_settings, read_settings
+from pdserve.messages import Role
+from pdserve.service.settings import ConfigError
+
+DESCRIPTION = """\
+Starts one worker, in the role that `worker.role` says (prefill, decode or both). It dials its routers and serves until
+SIGTERM or Ctrl-C: a first one drains, a second one ends it at once. Every setting is also a key of the configuration
+file and an environment variable (--engine.threads = [engine] threads = PDSERVE_ENGINE__THREADS).
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All settings."""
+    add_settings(parser, WORKER)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve in the configured role until a signal."""
+    return run_as(arguments, None)
+
+
+def run_as(arguments: argparse.Namespace, role: Role | None) -> int:
+    """Serve until a signal; None = the configured role."""
+    config = read_settings(arguments, WORKER)
+    if config.engine.kind == "torch" and not config.worker.model:
+        raise ConfigError(
+            "no model: give --model an alias (see `pdserve fetch`), a Hugging Face folder or a .gguf file"
+        )
+    from deploy.worker_process import run_worker
+
+    return asyncio.run(run_worker(config, role or Role(config.worker.role))) or 0
