@@ -74,7 +74,7 @@ async def _supervise(options: UpOptions, plan: Plan, output: Output) -> str | No
         ready_file=options.ready_file,
         drain_s=options.config.timeouts.drain_s,
         clock=SystemClock(),
-        extra_ready=can_serve,
+        extra_ready=can_serve if not options.config.router.allow_local_prefill else _at_once,
     )
     return await supervisor.run()
 
@@ -85,13 +85,26 @@ def _say(line: str) -> None:
         sys.stdout.flush()
 
 
-FINAL_EXITS: dict[int, str] = {}
+# What a new start would not change.
+FINAL_EXITS = {2: "its command line is wrong"}
 
 
 async def can_serve(plan: Plan) -> bool:
-    """Whether the router would serve a request now: its metrics say that a pair, or a lone worker, is up."""
+    """Whether the router has a pair that can take a request, as its metrics say."""
     answer = await fetch(plan.router.metrics, "/metrics")
-    return answer is not None
+    return answer is not None and gauge(answer[1], "pdserve_pairs_up") >= 1
+
+
+def gauge(text: str, name: str) -> float:
+    """The value of a gauge without labels in Prometheus text; 0 if it isn't there."""
+    for line in text.splitlines():
+        if line.startswith(name + " "):
+            return float(line.split()[1])
+    return 0.0
+
+
+async def _at_once(plan: Plan) -> bool:
+    return True  # a decode worker alone serves
 
 
 def usable_cores() -> list[int]:

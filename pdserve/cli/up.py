@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from pdserve.service.config import Config, add_flags, flags_of, load
+from pdserve.cli.settings import MODEL, Short, add_settings, read_settings
+from pdserve.service.config import Config, flags_of
 from pdserve.service.settings import ConfigError
 
-HELP = "start a router and workers on this machine"
 DESCRIPTION = """\
 Starts a router, prefill and decode workers as child processes, starts again what dies, and drains them on SIGTERM or
-Ctrl-C. Prints one line when requests will be served. Every setting of the configuration is a flag as well; all
-children get it.
+Ctrl-C (a second one ends them at once). Prints one line when requests will be served. Every setting of the
+configuration is a flag as well; all children get it.
 """
-# Short flags and the settings they stand for.
-_SHORT = {
-    "model": "worker.model",
-    "listen": "router.listen",
-    "dtype": "engine.dtype",
-    "deterministic": "engine.deterministic",
-    "threads": "engine.threads",
-    "engine": "engine.kind",
-}
+UP = (
+    MODEL,
+    Short("listen", "router.listen", "the router's address; port 0 = a free one", "HOST:PORT"),
+    Short("dtype", "engine.dtype", "auto, bfloat16 or float32", "T"),
+    Short(
+        "deterministic",
+        "engine.deterministic",
+        "equal tokens whatever the batching, chunks, cache hits and workers; slower",
+    ),
+    Short(
+        "threads",
+        "engine.threads",
+        "compute threads of each worker (default: the cores, divided evenly)",
+        "N",
+    ),
+    Short("engine", "engine.kind", "torch, or fake: no model, its text proves the KV transfer", "E"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All flags of the command; the settings behind them last."""
-    parser.add_argument("--model", metavar="M", help="fetched alias, Hugging Face folder, or .gguf file")
+    """What is to be started; the settings behind it."""
     parser.add_argument("--prefill", type=int, metavar="X", help="prefill workers (without any number: 1)")
     parser.add_argument("--decode", type=int, metavar="Y", help="decode workers (without any number: 1)")
     parser.add_argument("--both", type=int, metavar="Z", help="workers that do both")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="the router's address; port 0 = a free one")
-    parser.add_argument("--dtype", metavar="T", help="auto, bfloat16 or float32")
-    parser.add_argument(
-        "--deterministic",
-        action="store_const",
-        const="true",
-        help="equal tokens whatever the batching, chunks, cache hits and workers; slower",
-    )
-    parser.add_argument(
-        "--threads", metavar="N", help="compute threads of each worker (default: the cores, divided evenly)"
-    )
-    parser.add_argument(
-        "--engine", metavar="E", help="torch, or fake: no model, its text proves the KV transfer"
-    )
-    parser.add_argument("--config", type=Path, metavar="F.toml", help="configuration file, for all processes")
     parser.add_argument(
         "--ready-file", type=Path, metavar="F", help="JSON with addresses and pids, once ready"
     )
@@ -57,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a log file a process, instead of prefixed lines on stderr",
     )
-    add_flags(parser)
+    add_settings(parser, UP)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,14 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     from deploy.local.plan import Shape
     from deploy.local.up import UpOptions, run_up
 
-    flags = settings_of(arguments)
-    config = load(arguments.config, os.environ, flags)
+    config = read_settings(arguments, UP)
     prefill, decode, both = counts_of(arguments)
     options = UpOptions(
         shape=Shape(num_prefill=prefill, num_decode=decode, num_both=both),
         config=config,
-        config_file=None if arguments.config is None else arguments.config.resolve(),
-        flags=flags,
+        config_file=None if arguments.config is None else arguments.config.absolute(),
+        flags=given_settings(arguments),
         ready_file=None if arguments.ready_file is None else arguments.ready_file.absolute(),
         log_dir=arguments.log_dir,
     )
@@ -87,19 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def settings_of(arguments: argparse.Namespace) -> dict[str, object]:
-    """ "table.key" → value of all flags given; a short one that contradicts its long form is an error."""
-    flags = flags_of(arguments)
-    for short, name in _SHORT.items():
-        value = getattr(arguments, short)
-        if value is None:
-            continue
-        if flags.get(name, value) != value:
-            raise ConfigError(
-                f"command line: --{short} {value} and --{name} {flags[name]} contradict each other"
-            )
-        flags[name] = value
-    return flags
+def given_settings(arguments: argparse.Namespace) -> dict[str, object]:
+    """ "table.key" → text of what the command line sets, in its short or long form: what the children are given."""
+    shorts = {short.key: getattr(arguments, short.flag) for short in UP}
+    return {**flags_of(arguments), **{key: value for key, value in shorts.items() if value is not None}}
 
 
 def counts_of(arguments: argparse.Namespace) -> tuple[int, int, int]:

@@ -6,10 +6,9 @@ import argparse
 
 import pytest
 
-from pdserve.cli.up import add_arguments, counts_of, run, settings_of
+from pdserve.cli.up import add_arguments, counts_of, given_settings, run
 from pdserve.errors import PdserveError
 from pdserve.service.config import load
-from pdserve.service.settings import ConfigError
 
 
 def parsed(*args: str) -> argparse.Namespace:
@@ -20,7 +19,7 @@ def parsed(*args: str) -> argparse.Namespace:
 
 def test_short_flags_stand_for_settings() -> None:
     line = "--model m --listen 0.0.0.0:1 --dtype float32 --deterministic --threads 3 --engine fake"
-    config = load(flags=settings_of(parsed(*line.split())))
+    config = load(flags=given_settings(parsed(*line.split())))
     assert config.worker.model == "m"
     assert config.router.listen == "0.0.0.0:1"
     assert (config.engine.dtype, config.engine.threads, config.engine.kind) == ("float32", 3, "fake")
@@ -28,13 +27,8 @@ def test_short_flags_stand_for_settings() -> None:
 
 
 def test_every_setting_is_a_flag_and_what_is_not_given_is_not_passed_on() -> None:
-    assert settings_of(parsed("--timeouts.link-s", "4.5")) == {"timeouts.link_s": "4.5"}
-    assert settings_of(parsed()) == {}
-
-
-def test_contradicting_forms_of_one_setting_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="contradict"):
-        settings_of(parsed("--threads", "1", "--engine.threads", "2"))
+    assert given_settings(parsed("--timeouts.link-s", "4.5")) == {"timeouts.link_s": "4.5"}
+    assert given_settings(parsed()) == {}
 
 
 def test_one_pair_if_no_number_is_given_else_what_is_given() -> None:
@@ -51,6 +45,7 @@ def test_one_pair_if_no_number_is_given_else_what_is_given() -> None:
         ("--engine fake --prefill 1", "decode"),
         ("--engine fake --listen nowhere", "HOST:PORT"),
         ("--engine wrong", "torch"),
+        ("--threads 1 --engine.threads 2", "contradicts"),
         ("--engine fake --config /no/such/file.toml", "/no/such/file.toml"),
         ("--engine fake --log-dir /dev/null/logs --listen 127.0.0.1:0", "/dev/null"),
     ],
