@@ -1,0 +1,47 @@
+"""What the runner needs of a model, whatever its family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from pdserve.engine.attention import StepAttention
+from pdserve.engine.layers import Linear
+from pdserve.engine.model_config import ModelConfig
+from pdserve.engine.numerics import Precision
+from pdserve.engine.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One forward pass.
+
+    token_ids   [tokens] int64
+    positions   [tokens] int64
+    logit_rows  [rows] int64: the tokens whose logits are wanted
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    logit_rows: Tensor
+    attention: StepAttention
+
+
+class Model(Protocol):
+    """A decoder-only transformer with its weights packed."""
+
+    def forward(self, step: StepInputs) -> Tensor:
+        """Logits of the wanted rows, [rows, vocabulary] float32."""
+        ...
+
+    def linears(self) -> dict[str, tuple[Linear, int]]:
+        """One matrix of each shape, with its input width: what a probe must try."""
+        ...
+
+
+class ModelClass(Protocol):
+    """How to load a model. Raises BadModel if a tensor is missing or has another shape."""
+
+    def __call__(self, config: ModelConfig, weights: Weights, precision: Precision) -> Model: ...

@@ -1,0 +1,144 @@
+"""Which arithmetic this machine does well, and its name, so that workers can tell whether their bits will be equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.model_config import BadModel
+
+# Row counts by which probes judge a kernel: all below 64, then some around the sizes of real chunks.
+_PROBE_ROWS = (*range(1, 65), 96, 120, 126, 192, 200, 256, 384, 500, 512, 513)
+_PADDINGS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+
+
+class LinearKind(Enum):
+    """How a weight matrix is stored and multiplied."""
+
+    FBGEMM_HALF = "fbgemm-half"  # 16-bit weights widened in registers, float32 activations and sums
+    ONEDNN = "onednn"  # packed once in the dtype of the activations
+    PLAIN = "plain"  # torch.nn.functional.linear
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The arithmetic of one runner.
+
+    name     "bfloat16" or "float32": what the user chose, and the dtype of the KV pool
+    compute  dtype of activations and attention
+    linear   kind of all weight matrices
+    """
+
+    name: str
+    compute: torch.dtype
+    kv: torch.dtype
+    linear: LinearKind
+
+
+def choose_precision(dtype: str) -> Precision:
+    """The best arithmetic of this CPU for "auto", "bfloat16" or "float32".
+
+    By capability, never by a timing: two workers on equal machines must choose alike. A CPU without bfloat16
+    instructions serves bfloat16 models with FBGEMM's half-precision weights: bfloat16 values fit into float16 but for
+    the tiniest (|w| < 6e-5 lose bits, at most 3e-8 each), memory traffic is that of 16 bits, and activations stay
+    float32, so it is more exact than bfloat16 arithmetic, not less.
+    Raises BadModel for other names.
+    """
+    if dtype not in ("auto", "bfloat16", "float32"):
+        raise BadModel("this dtype is not supported", dtype=dtype, supported="auto, bfloat16, float32")
+    native = has_native_bfloat16()
+    if dtype == "float32" or (dtype == "auto" and not native):
+        kind = LinearKind.ONEDNN if _works(_try_onednn, torch.float32) else LinearKind.PLAIN
+        return Precision("float32", torch.float32, torch.float32, kind)
+    if native:
+        kind = LinearKind.ONEDNN if _works(_try_onednn, torch.bfloat16) else LinearKind.PLAIN
+        return Precision("bfloat16", torch.bfloat16, torch.bfloat16, kind)
+    if _works(_try_fbgemm, torch.float32):
+        return Precision("bfloat16", torch.float32, torch.bfloat16, LinearKind.FBGEMM_HALF)
+    return Precision("bfloat16", torch.bfloat16, torch.bfloat16, LinearKind.PLAIN)
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 itself (AVX512-BF16 or AMX)."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, name)()) for name in probes if hasattr(torch.cpu, name))
+
+
+def safe_row_padding(
+    linears: dict[str, Callable[[Tensor], Tensor]], widths: dict[str, int], dtype: torch.dtype
+) -> int:
+    """The smallest P such that with rows padded to a multiple of P each row's bits don't depend on the others' number.
+
+    linears  by name: one matrix of each shape that the model has
+    widths   columns of their inputs
+    Raises BadModel if none of the tried paddings holds: then this machine can't be deterministic.
+    """
+    good = list(_PADDINGS)
+    generator = torch.Generator().manual_seed(20)
+    for name, linear in linears.items():
+        x = torch.randn(max(_PROBE_ROWS) + max(_PADDINGS), widths[name], generator=generator).to(dtype)
+        reference = linear(x)
+        equal: dict[int, bool] = {}
+        for padding in list(good):
+            for rows in _PROBE_ROWS:
+                padded = -(-rows // padding) * padding
+                if padded not in equal:
+                    # Another place in the batch and other neighbours, besides another number.
+                    first = (x.shape[0] - padded) // 2
+                    equal[padded] = torch.equal(
+                        linear(x[first : first + padded]), reference[first : first + padded]
+                    )
+                if not equal[padded]:
+                    good.remove(padding)
+                    break
+    if not good:
+        raise BadModel("this machine's matrix kernels can't be made deterministic", tried=str(_PADDINGS))
+    return good[0]
+
+
+def describe(precision: Precision, num_threads: int, deterministic: bool, row_padding: int) -> str:
+    """The numerics fingerprint: workers of equal text compute equal bits in deterministic mode."""
+    return "/".join(
+        (
+            precision.name,
+            str(precision.compute).removeprefix("torch."),
+            precision.linear.value,
+            f"threads{num_threads}",
+            torch.backends.cpu.get_cpu_capability().lower().replace(" ", ""),
+            "bf16" if has_native_bfloat16() else "nobf16",
+            f"torch{torch.__version__}",
+            f"rows{row_padding}" if deterministic else "free",
+        )
+    )
+
+
+def _works(trial: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> bool:
+    """Whether a kernel exists here and gives the right product of a small matrix."""
+    try:
+        got = trial(dtype)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
+    want = _trial_input(torch.float32) @ _trial_weight(torch.float32).t()
+    return bool(torch.allclose(got.float(), want, atol=0.05, rtol=0.05))
+
+
+def _trial_input(dtype: torch.dtype) -> Tensor:
+    return torch.linspace(-1, 1, 2 * 32).view(2, 32).to(dtype)
+
+
+def _trial_weight(dtype: torch.dtype) -> Tensor:
+    return torch.linspace(-0.5, 0.5, 48 * 32).view(48, 32).to(dtype)
+
+
+def _try_onednn(dtype: torch.dtype) -> Tensor:
+    packed = torch.ops.mkldnn._reorder_linear_weight(_trial_weight(dtype), 16)
+    return torch.ops.mkldnn._linear_pointwise(_trial_input(dtype), packed, None, "none", [], "")  # type: ignore[no-any-return]
+
+
+def _try_fbgemm(dtype: torch.dtype) -> Tensor:
+    packed = torch.ops.quantized.linear_prepack_fp16(_trial_weight(dtype), None)
+    return torch.ops.quantized.linear_dynamic_fp16(_trial_input(dtype), packed)  # type: ignore[no-any-return]

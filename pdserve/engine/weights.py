@@ -1,0 +1,200 @@
+"""A model folder's weights, memory-mapped: safetensors (one file or shards) or a GGUF file with its tensor index.
+
+Nothing is read before a tensor is asked for; workers on one host share the page cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdserve.engine import dequant
+from pdserve.engine.model_config import BadModel, ModelConfig, read_json
+
+_SAMPLE_BYTES = 64 * 1024
+_SAMPLE_PIECES = 16
+# Written by whoever saved the file last; they say nothing about the model.
+_CONFIG_NOISE = ("_name_or_path", "transformers_version")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where one tensor lies: bytes [offset, offset + nbytes) of a file.
+
+    shape      torch order
+    transform  None, or "unpermute_q" / "unpermute_k": undo llama.cpp's row order of rotary pairs
+    """
+
+    file: Path
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    transform: str | None = None
+
+
+class Weights:
+    """Tensors by their Hugging Face names."""
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        """Raises BadModel: no weights, broken header, a tensor outside its file, unknown type."""
+        self._config = config
+        self._maps: dict[Path, Tensor] = {}
+        self._tensors = _index(folder)
+        for name, stored in self._tensors.items():
+            self._check(name, stored)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def load(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One tensor in the stored dtype (float32 if it was quantised); plain types are views of the file: don't write.
+
+        Raises BadModel if it is missing or has another shape.
+        """
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise BadModel("the model lacks a tensor", tensor=name)
+        if stored.shape != shape:
+            raise BadModel(
+                "a tensor has another shape than the config says", tensor=name, want=shape, got=stored.shape
+            )
+        values = dequant.decode(self._bytes(stored), stored.kind).view(stored.shape)
+        if stored.transform is None:
+            return values
+        heads = self._config.num_heads if stored.transform == "unpermute_q" else self._config.num_kv_heads
+        return values.view(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape)
+
+    def fingerprint(self, config: Mapping[str, Any]) -> str:
+        """BLAKE2b-128 in hex over names, shapes, types, 64 KiB samples of each tensor, and the config.
+
+        config  the content of config.json
+        Source: protocol.md, "Values". The sample: all of a tensor up to 64 KiB, else 16 pieces of 4 KiB, evenly apart.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        clean = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
+        digest.update(json.dumps(clean, sort_keys=True, separators=(",", ":")).encode())
+        for name in sorted(self._tensors):
+            stored = self._tensors[name]
+            digest.update(json.dumps([name, list(stored.shape), stored.kind, stored.transform]).encode())
+            digest.update(_sample(self._bytes(stored)))
+        return digest.hexdigest()
+
+    def _bytes(self, stored: StoredTensor) -> Tensor:
+        return self._map(stored.file)[stored.offset : stored.offset + stored.nbytes]
+
+    def _map(self, file: Path) -> Tensor:
+        found = self._maps.get(file)
+        if found is None:
+            try:
+                # Copy-on-write, so that torch gets the writable buffer it wants and the file stays as it is.
+                found = torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c"))
+            except FileNotFoundError:
+                raise BadModel("the model folder lacks a file", file=str(file)) from None
+            except ValueError:
+                raise BadModel("a weights file is empty", file=str(file)) from None
+            self._maps[file] = found
+        return found
+
+    def _check(self, name: str, stored: StoredTensor) -> None:
+        where: dict[str, object] = {"tensor": name, "file": stored.file.name}
+        if stored.kind not in dequant.UNITS:
+            raise BadModel(
+                "this type is not supported", **where, type=stored.kind, supported=", ".join(dequant.UNITS)
+            )
+        values, _ = dequant.UNITS[stored.kind]
+        if stored.shape and stored.shape[-1] % values:
+            raise BadModel("a quantised row isn't whole blocks", **where, shape=stored.shape, block=values)
+        want = dequant.stored_bytes(stored.kind, prod(stored.shape))
+        if stored.nbytes != want:
+            raise BadModel("a tensor's bytes don't fit its shape", **where, want=want, got=stored.nbytes)
+        file_bytes = self._map(stored.file).numel()
+        if stored.offset < 0 or stored.offset + stored.nbytes > file_bytes:
+            end = stored.offset + stored.nbytes
+            raise BadModel(
+                "the file is shorter than its index says", **where, need_bytes=end, file_bytes=file_bytes
+            )
+        if stored.transform not in (None, "unpermute_q", "unpermute_k"):
+            raise BadModel("this transform is not known", **where, transform=stored.transform)
+
+
+def _sample(raw: Tensor) -> bytes:
+    if raw.numel() <= _SAMPLE_BYTES:
+        return raw.numpy().tobytes()
+    size = _SAMPLE_BYTES // _SAMPLE_PIECES
+    last = raw.numel() - size
+    starts = (last * piece // (_SAMPLE_PIECES - 1) for piece in range(_SAMPLE_PIECES))
+    return b"".join(raw[start : start + size].numpy().tobytes() for start in starts)
+
+
+def _index(folder: Path) -> dict[str, StoredTensor]:
+    if (folder / "tensors.json").exists():
+        return _gguf_index(folder)
+    shards = sorted(folder.glob("*.safetensors"))
+    if (folder / "model.safetensors.index.json").exists():
+        weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map", {})
+        shards = [folder / name for name in sorted({str(name) for name in weight_map.values()})]
+    if not shards:
+        raise BadModel("the model folder has neither *.safetensors nor tensors.json", folder=str(folder))
+    found: dict[str, StoredTensor] = {}
+    for shard in shards:
+        found.update(_safetensors_index(shard))
+    return found
+
+
+def _gguf_index(folder: Path) -> dict[str, StoredTensor]:
+    index = read_json(folder / "tensors.json")
+    try:
+        file = folder / str(index["file"])
+        return {
+            str(name): StoredTensor(
+                file,
+                str(entry["type"]),
+                tuple(int(size) for size in entry["shape"]),
+                int(entry["offset"]),
+                int(entry["nbytes"]),
+                entry.get("transform"),
+            )
+            for name, entry in index["tensors"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadModel("tensors.json is broken", folder=str(folder), reason=repr(error)) from None
+
+
+def _safetensors_index(file: Path) -> dict[str, StoredTensor]:
+    """The header of one file: its length (u64, little-endian), then JSON; offsets count from the header's end.
+
+    Source: https://github.com/huggingface/safetensors, "Format".
+    """
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= 100_000_000:
+                raise BadModel("not a safetensors file, or a truncated one", file=str(file))
+            header = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        return {
+            str(name): StoredTensor(
+                file,
+                str(entry["dtype"]),
+                tuple(int(size) for size in entry["shape"]),
+                8 + length + int(entry["data_offsets"][0]),
+                int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]),
+            )
+            for name, entry in header.items()
+        }
+    except FileNotFoundError:
+        raise BadModel("the model folder lacks a file", file=str(file)) from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise BadModel(
+            "not a safetensors file, or a truncated one", file=str(file), reason=repr(error)
+        ) from None
