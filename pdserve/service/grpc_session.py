@@ -1,0 +1,235 @@
+"""Sessions and cache events over gRPC, as the router serves them and as the worker dials them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from pdserve.errors import PdserveError, primary
+from pdserve.ids import Random, WorkerRef
+from pdserve.messages import CacheEvent, Down, Up
+from pdserve.rpc import convert
+from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
+from pdserve.service.admission import (
+    ROUTER_KEY,
+    Metadata,
+    RouterGuard,
+    WorkerProof,
+    challenge_of,
+    read_metadata,
+)
+from pdserve.service.cache_events import CacheEvents, CacheFeed
+from pdserve.service.grpc_stream import LINGER_S, GrpcStream
+from pdserve.service.outbox import DEFAULT_LIMIT
+from pdserve.service.rpc import EOF, open_channel
+from pdserve.service.rpc_errors import ServerLost, error_of
+from pdserve.session import Session
+
+log = structlog.get_logger()
+
+
+class WorkersServicer(session_pb2_grpc.WorkersServicer):
+    """The router's side of both streams. Each is handed to a callback that runs until it has ended.
+
+    tasks  where the callbacks run: a callback outlives its call, so that it always learns the end from `receive`
+    """
+
+    def __init__(
+        self,
+        *,
+        on_session: Callable[[Session[Down, Up]], Awaitable[None]],
+        on_cache_events: Callable[[CacheEvents], Awaitable[None]],
+        guard: RouterGuard,
+        tasks: asyncio.TaskGroup,
+        outbox_limit: int = DEFAULT_LIMIT,
+    ) -> None:
+        self._on_session = on_session
+        self._on_cache_events = on_cache_events
+        self._guard = guard
+        self._tasks = tasks
+        self._outbox_limit = outbox_limit
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        await self._guard.admit(context)
+        session: GrpcStream[Down, Up] = GrpcStream(
+            context.peer(), convert.down_to_proto, convert.up_from_proto, self._outbox_limit
+        )
+        self._tasks.create_task(self._serve(session))
+        try:
+            await session.run(context.read, context.write)
+        finally:  # cancelled if the connection is gone
+            session.end("connection lost")
+        if session.close_reason is not None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, session.close_reason)
+
+    async def _serve(self, session: GrpcStream[Down, Up]) -> None:
+        try:
+            await self._on_session(session)
+        except Exception:  # outermost frame of one session; the others go on
+            log.exception("session.crashed", peer=session.peer)
+        finally:
+            session.close("served")
+
+    async def CacheEvents(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        await self._guard.admit(context)
+        opening = await context.read()
+        if opening is EOF:
+            return
+        events = _GrpcCacheEvents(context.peer(), convert.cache_opening_from_proto(opening))
+        self._tasks.create_task(self._serve_cache_events(events))
+        try:
+            await events.session.run(context.read, context.write)
+        finally:
+            events.session.end("connection lost")
+
+    async def _serve_cache_events(self, events: _GrpcCacheEvents) -> None:
+        try:
+            await self._on_cache_events(events)
+        except Exception:  # outermost frame of one stream; the others go on
+            log.exception("cache_events.crashed", worker=events.worker.id)
+        finally:
+            events.session.close("served")
+
+
+class _GrpcCacheEvents:
+    """See CacheEvents; the same reader and writer as a session, with other messages."""
+
+    def __init__(self, peer: str, worker: WorkerRef) -> None:
+        self._worker = worker
+        self.session: GrpcStream[bool, CacheEvent] = GrpcStream(
+            peer, lambda snapshot: session_pb2.CacheRequest(snapshot=snapshot), convert.cache_event_from_proto
+        )
+
+    @property
+    def worker(self) -> WorkerRef:
+        return self._worker
+
+    async def receive(self) -> CacheEvent:
+        return await self.session.receive()
+
+    def ask_snapshot(self) -> None:
+        self.session.send(True)
+
+
+class GrpcDialer:
+    """The worker's side. Event-loop thread only.
+
+    tasks      where the sessions' readers and writers run
+    connect_s  how long a call may take to be answered at all
+    """
+
+    def __init__(
+        self,
+        worker: WorkerRef,
+        *,
+        keepalive_s: float,
+        connect_s: float,
+        max_message_bytes: int,
+        secret: bytes | None,
+        random: Random,
+        tasks: asyncio.TaskGroup,
+        outbox_limit: int = DEFAULT_LIMIT,
+    ) -> None:
+        self._worker = worker
+        self._keepalive_s = keepalive_s
+        self._connect_s = connect_s
+        self._max_message_bytes = max_message_bytes
+        self._secret = secret
+        self._random = random
+        self._tasks = tasks
+        self._outbox_limit = outbox_limit
+
+    async def dial(self, address: str) -> Session[Up, Down]:
+        """Open a session. Raises ServerLost, Unauthenticated, or what else the router refuses it with."""
+        channel = self._open(address)
+        try:
+            call = await self._call(session_pb2_grpc.WorkersStub(channel).Session, address)
+        except BaseException:
+            await channel.close(None)
+            raise
+        session: GrpcStream[Up, Down] = GrpcStream(
+            address, convert.up_to_proto, convert.down_from_proto, self._outbox_limit
+        )
+        self._tasks.create_task(_run_dialed(session, call, channel))
+        return session
+
+    async def send_cache_events(self, address: str, feed: CacheFeed) -> None:
+        """Send a feed to a router until the stream ends, then raise as `dial` does. Closes the feed."""
+        channel = self._open(address)
+        try:
+            call = await self._call(session_pb2_grpc.WorkersStub(channel).CacheEvents, address)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_answer_snapshots(call, feed, address))
+                await call.write(convert.cache_opening_to_proto(self._worker))
+                while True:
+                    await call.write(convert.cache_event_to_proto(await feed.next()))
+        except ExceptionGroup as group:
+            raise _told(group, address) from group
+        finally:
+            feed.close()
+            await channel.close(None)
+
+    def _open(self, address: str) -> grpc.aio.Channel:
+        return open_channel(address, keepalive_s=self._keepalive_s, max_message_bytes=self._max_message_bytes)
+
+    async def _call(self, method: Any, address: str) -> Any:
+        """A call that the router has let in; both have proven the secret if there is one."""
+        proof = WorkerProof(self._worker, self._secret, self._random)
+        challenge = b""
+        metadata: Metadata | None = proof.knock()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                while True:
+                    call = method(metadata=metadata)
+                    initial = await call.initial_metadata()
+                    if ROUTER_KEY in read_metadata(initial):
+                        break
+                    code, trailing = await call.code(), await call.trailing_metadata()
+                    metadata = None
+                    if code is grpc.StatusCode.UNAUTHENTICATED and not challenge:
+                        challenge = challenge_of(trailing)
+                        metadata = proof.answer(challenge)
+                    if metadata is None:
+                        status = grpc.aio.AioRpcError(code, initial, trailing, await call.details(), "")
+                        raise error_of(status, address)
+        except TimeoutError:
+            raise ServerLost("no answer in time", target=address, limit_s=self._connect_s) from None
+        proof.check_router(initial, challenge, address)
+        return call
+
+
+async def _run_dialed(session: GrpcStream[Up, Down], call: Any, channel: grpc.aio.Channel) -> None:
+    try:
+        await session.run(call.read, call.write)
+        if session.close_reason is not None and session.lingers:
+            # A cancelled call may lose what was written: say that no more comes, and let the router end it.
+            await call.done_writing()
+            await asyncio.wait([asyncio.ensure_future(call.code())], timeout=LINGER_S)
+    finally:
+        session.end("connection lost")
+        call.cancel()
+        await channel.close(None)
+
+
+async def _answer_snapshots(call: Any, feed: CacheFeed, address: str) -> None:
+    while True:
+        msg = await call.read()
+        if msg is EOF:
+            raise ServerLost("the router ended the cache events", target=address)
+        if msg.snapshot:
+            feed.request_snapshot()
+
+
+def _told(group: ExceptionGroup[Exception], address: str) -> Exception:
+    """The one error of a broken stream that says why."""
+    found = primary(group)
+    if isinstance(found, grpc.aio.AioRpcError):
+        return error_of(found, address)
+    if isinstance(found, asyncio.InvalidStateError):  # written to after the end
+        return ServerLost("the cache events ended", target=address)
+    return found if isinstance(found, PdserveError) else group

@@ -1,0 +1,133 @@
+"""One end of a session over one bidirectional gRPC stream.
+
+A writer drains the outbox and a reader fills the inbox; when the inbox is full the reader stops, and HTTP/2's flow
+control holds the other side back, whose outbox then fills up to its bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+import grpc.aio
+import structlog
+
+from pdserve.errors import PdserveError
+from pdserve.service.inbox import Inbox
+from pdserve.service.outbox import DEFAULT_LIMIT, Outbox
+from pdserve.service.rpc import EOF
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+LINGER_S = 1.0  # how long a closed end still tries to deliver what it had queued
+
+log = structlog.get_logger()
+
+
+class GrpcStream(Generic[S, R]):
+    """One end; see `pdserve.session.Session`. `run` moves its messages until the session has ended."""
+
+    def __init__(
+        self,
+        peer: str,
+        encode: Callable[[S], Any],
+        decode: Callable[[Any], R],
+        outbox_limit: int = DEFAULT_LIMIT,
+    ) -> None:
+        self._peer = peer
+        self._encode = encode
+        self._decode = decode
+        self._outbox: Outbox[S] = Outbox(outbox_limit)
+        self._room = asyncio.Event()
+        self._inbox: Inbox[R] = Inbox(peer, self._room.set)
+        self._work = asyncio.Event()
+        self._over = asyncio.Event()
+        self.lingers = True
+        self.close_reason: str | None = None
+
+    @property
+    def peer(self) -> str:
+        return self._peer
+
+    @property
+    def ended(self) -> bool:
+        """Whether this end was closed, or has learned that the other was."""
+        return self._over.is_set()
+
+    def send(self, message: S) -> None:
+        if self.ended:
+            return
+        if self._outbox.put(message):
+            self._work.set()
+            return
+        log.warning("session.slow_consumer", peer=self._peer, num_waiting=self._outbox.size)
+        self.lingers = False
+        self.close("slow consumer")
+
+    async def receive(self) -> R:
+        return await self._inbox.get()
+
+    def close(self, reason: str) -> None:
+        if self.ended:
+            return
+        self.close_reason = reason
+        self._inbox.discard(reason)
+        self._over.set()
+        self._work.set()
+
+    def end(self, reason: str) -> None:
+        """The other side is gone: what has arrived can still be read."""
+        self.lingers = False
+        self._inbox.end(reason)
+        self._over.set()
+        self._work.set()
+
+    async def run(self, read: Callable[[], Awaitable[Any]], write: Callable[[Any], Awaitable[None]]) -> None:
+        """Read and write until either side has ended the session; what was queued by then still goes, for a while.
+
+        read returns EOF at the end; both may raise what gRPC raises when a call breaks.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(self._read(read))
+            writer = tasks.create_task(self._write(write))
+            await self._over.wait()
+            if self.lingers:
+                await asyncio.wait([writer], timeout=LINGER_S)
+            reader.cancel()
+            writer.cancel()
+        self._outbox.clear()
+
+    async def _read(self, read: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            while True:
+                while self._inbox.full:
+                    self._room.clear()
+                    await self._room.wait()
+                msg = await read()
+                if msg is EOF:
+                    self.end("ended by the other side")
+                    return
+                self._inbox.put(self._decode(msg))
+        except grpc.aio.AioRpcError as error:
+            self.end(error.details() or error.code().name)
+        except grpc.aio.BaseError:  # how a server's context says that its call is over
+            self.end("connection lost")
+        except PdserveError as error:
+            log.error("session.bad_message", peer=self._peer, error=str(error))
+            self.close(f"bad message: {error}")
+
+    async def _write(self, write: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            while True:
+                message = self._outbox.take()
+                if message is not None:
+                    await write(self._encode(message))
+                elif self._over.is_set():
+                    return
+                else:
+                    self._work.clear()
+                    await self._work.wait()
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            return  # the call is over; the reader is told why

@@ -1,0 +1,103 @@
+"""gRPC servers and channels as every process of the system makes them: keepalive, limits, health, reflection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pdserve.ids import Random
+from pdserve.service.address import join_address, split_address
+from pdserve.service.rpc_errors import ErrorInterceptor
+from pdserve.service.settings import ConfigError
+
+INFERENCE = "pdserve.rpc.v1.Inference"
+WORKERS = "pdserve.rpc.v1.Workers"
+
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # what a read returns at the end; the stubs don't know it
+
+
+def keepalive_options(keepalive_s: float) -> list[tuple[str, int]]:
+    """Ping after so long without data, and give the answer as long again.
+
+    Without `ping_timeout_ms` a stopped peer is noticed after 60 s only, whatever keepalive_timeout_ms says.
+    """
+    period_ms = max(1, round(keepalive_s * 1000))
+    return [
+        ("grpc.keepalive_time_ms", period_ms),
+        ("grpc.keepalive_timeout_ms", period_ms),
+        ("grpc.http2.ping_timeout_ms", period_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def make_server(*, keepalive_s: float, max_message_bytes: int, random: Random) -> grpc.aio.Server:
+    """A server without services yet; errors of its servicers are mapped by `ErrorInterceptor`."""
+    options: list[tuple[str, Any]] = [
+        *keepalive_options(keepalive_s),
+        # Half of what our own clients send, so that none of them is told "too many pings".
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", max(1, round(keepalive_s * 500))),
+        ("grpc.http2.min_ping_interval_without_data_ms", max(1, round(keepalive_s * 500))),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # a second server on the port must fail, not take half of the calls
+    ]
+    return grpc.aio.server(interceptors=[ErrorInterceptor(random)], options=options)
+
+
+def bind(server: grpc.aio.Server, address: str, key: str = "router.listen") -> str:
+    """Listen on HOST:PORT (0 = a free port); returns the address with its real port. Raises ConfigError."""
+    host, _ = split_address(address)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{key}: can't listen on {address}: in use, or not an address of this host"
+        ) from error
+    return join_address(host, port)
+
+
+def open_channel(target: str, *, keepalive_s: float, max_message_bytes: int = -1) -> grpc.aio.Channel:
+    """A channel with a connection of its own; connects on the first call, again after at most 1 s."""
+    options: list[tuple[str, Any]] = [
+        *keepalive_options(keepalive_s),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    return grpc.aio.insecure_channel(target, options=options)
+
+
+class Health:
+    """The standard health service: "" is the process, names are services."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def serving(self, service: str) -> None:
+        """From now on SERVING."""
+        await self._servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    async def not_serving(self, service: str) -> None:
+        """From now on NOT_SERVING."""
+        await self._servicer.set(service, health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def drain(self) -> None:
+        """NOT_SERVING for all services and for good; what is set later counts no more."""
+        await self._servicer.enter_graceful_shutdown()
+
+
+def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
+    """Let grpcurl and the like find these services, health, and reflection itself."""
+    names = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
+    reflection.enable_server_reflection(names, server)
