@@ -1,0 +1,107 @@
+"""Every message of a session goes through protobuf unchanged, and what must not exist is refused."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pdserve import messages as m
+from pdserve.errors import InvalidRequest
+from pdserve.ids import Epoch, WorkerRef
+from pdserve.rpc import convert
+from pdserve.rpc.v1 import session_pb2 as pb
+from tests.contract.sessions import message_strategies as strategies
+
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def test_the_strategies_cover_every_message() -> None:
+    assert set(strategies.UP) == set(get_args(m.Up))
+    assert set(strategies.DOWN) == set(get_args(m.Down))
+    assert set(strategies.CACHE_EVENTS) == set(get_args(m.CacheEvent))
+    assert len(strategies.UP) == len(pb.Up.DESCRIPTOR.oneofs[0].fields)
+    assert len(strategies.DOWN) == len(pb.Down.DESCRIPTOR.oneofs[0].fields)
+
+
+@pytest.mark.parametrize("kind", strategies.UP, ids=lambda kind: kind.__name__)
+@quick
+@given(data=st.data())
+def test_up_round_trip(kind: type, data: st.DataObject) -> None:
+    message = data.draw(strategies.UP[kind])
+    octets = convert.up_to_proto(message).SerializeToString()
+    assert convert.up_from_proto(pb.Up.FromString(octets)) == message
+
+
+@pytest.mark.parametrize("kind", strategies.DOWN, ids=lambda kind: kind.__name__)
+@quick
+@given(data=st.data())
+def test_down_round_trip(kind: type, data: st.DataObject) -> None:
+    message = data.draw(strategies.DOWN[kind])
+    octets = convert.down_to_proto(message).SerializeToString()
+    assert convert.down_from_proto(pb.Down.FromString(octets)) == message
+
+
+@pytest.mark.parametrize("kind", strategies.CACHE_EVENTS, ids=lambda kind: kind.__name__)
+@quick
+@given(data=st.data())
+def test_cache_event_round_trip(kind: type, data: st.DataObject) -> None:
+    event = data.draw(strategies.CACHE_EVENTS[kind])
+    octets = convert.cache_event_to_proto(event).SerializeToString()
+    assert convert.cache_event_from_proto(pb.CacheEvent.FromString(octets)) == event
+
+
+def test_the_opening_of_cache_events_names_the_worker() -> None:
+    worker = WorkerRef("p0", Epoch(1, 2))
+    assert convert.cache_opening_from_proto(convert.cache_opening_to_proto(worker)) == worker
+    with pytest.raises(InvalidRequest, match="name its worker"):
+        convert.cache_opening_from_proto(pb.CacheEvent())
+
+
+GOOD_REF = pb.WorkerRef(id="d", epoch=pb.Epoch(start_ns=1, nonce=2))
+
+BAD: list[tuple[Any, str]] = [
+    (pb.Up(), "empty message"),
+    (pb.Down(), "empty message"),
+    (pb.CacheEvent(sequence=3), "empty cache event"),
+    (pb.CacheEvent(stored=pb.BlocksStored(hashes=b"short")), "16 bytes"),
+    (pb.Up(hello=pb.Hello(worker=GOOD_REF, tp_size=1)), "role"),
+    (pb.Up(hello=pb.Hello(worker=GOOD_REF, role=pb.ROLE_BOTH)), "tp_rank"),
+    (pb.Up(pair_state=pb.PairState(up=True)), "id and epoch"),
+    (pb.Up(progress=pb.Progress(handle=1)), "phase"),
+    (pb.Up(finished=pb.SequenceFinished(handle=1)), "finish_reason"),
+    (pb.Up(first_token=pb.FirstToken(handle=1, final=True)), "exactly if it is final"),
+    (pb.Up(granted=pb.Granted(handle=1)), "must not be 0"),
+    (pb.Up(refused=pb.Refused(handle=1)), "name its class"),
+    (pb.Up(step=pb.Step(sequences=[pb.StepTokens(handle=1)])), "at least one token"),
+    (pb.Down(set_role=pb.SetRole()), "role"),
+    (pb.Down(abort=pb.AbortAttempt()), "must not be 0"),
+    (pb.Down(start_decode=pb.StartDecode(handle=1)), "num_prompt_tokens"),
+    (
+        pb.Down(start_decode=pb.StartDecode(handle=1, token_ids=[5], num_prompt_tokens=1)),
+        "must be resolved",
+    ),
+]
+
+
+@pytest.mark.parametrize(("msg", "said"), BAD, ids=[str(n) for n in range(len(BAD))])
+def test_what_must_not_exist_is_refused(msg: Any, said: str) -> None:
+    readers: dict[type, Any] = {
+        pb.Up: convert.up_from_proto,
+        pb.Down: convert.down_from_proto,
+        pb.CacheEvent: convert.cache_event_from_proto,
+    }
+    with pytest.raises(InvalidRequest, match=said):
+        readers[type(msg)](msg)
+
+
+def test_a_deadline_that_is_no_number_is_refused() -> None:
+    good = pb.StartDecode(handle=1, token_ids=[5], num_prompt_tokens=1, deadline_left_s=float("nan"))
+    good.sampling.params.temperature = 0.0
+    good.sampling.params.top_k = 0
+    good.sampling.params.top_p = 1.0
+    good.sampling.params.max_tokens = 1
+    with pytest.raises(InvalidRequest, match="finite seconds"):
+        convert.down_from_proto(pb.Down(start_decode=good))
