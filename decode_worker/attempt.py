@@ -27,7 +27,6 @@ class DecodeAttempt:
     """Engine owner only. Times are the worker's clock.
 
     since_s      when this choice first asked for blocks anywhere here: its age in the waiting list
-    num_final    the longest that its ids can get
     last_place   the place in the waiting list that the router was told
     """
 
@@ -38,7 +37,6 @@ class DecodeAttempt:
     priority: int
     since_s: float
     received_s: float
-    num_final: int
     serial: int
     state: DecodeState = DecodeState.WAITING
     moved_s: float = 0.0

@@ -101,8 +101,11 @@ class Grants:
         hits = self._hits(attempt)
         if not self._pool.fits(hits, self._num_needed(attempt, hits) + len(sequences)):
             return False
-        oldest_final = max((self._num_final_blocks(seq.num_prompt_tokens + seq.key.max_tokens) for seq in [engine.oldest] if seq), default=0)
-        return oldest_final <= self._pool.num_blocks - self._num_beyond_revocation()
+        oldest = engine.oldest
+        if oldest is None:
+            return True
+        num_final = self._num_blocks_for(oldest.num_prompt_tokens + oldest.key.max_tokens)
+        return num_final <= self._pool.num_blocks - self._num_beyond_revocation()
 
     def give(self, attempt: DecodeAttempt) -> Grant:
         """Promise the blocks and tell the transfer owner what will come. Only after `fits`."""
@@ -112,7 +115,7 @@ class Grants:
         self._pool.pin(hits)
         if not self._pool.promise(num_needed):
             raise InvariantViolated("fits() said yes", num_needed=num_needed, available=self._pool.available)
-        num_blocks = -(-len(attempt.seq.ids) // self._pool.block_size)
+        num_blocks = self._num_blocks_for(len(attempt.seq.ids))
         grant = Grant(
             lease_id=draw_id64(self._random),
             attempt=attempt,
@@ -188,7 +191,8 @@ class Grants:
         else the youngest that may still be revoked."""
         revocable = [grant for grant in self.live if not grant.is_committed]
         unbound = [grant for grant in revocable if not grant.is_bound]
-        return (unbound or revocable or [None])[-1]
+        candidates = unbound or revocable
+        return candidates[-1] if candidates else None
 
     def _take(self, lease_id: int) -> Grant:
         grant = self._grants.pop(lease_id, None)
@@ -204,9 +208,9 @@ class Grants:
         return hits[: (len(attempt.seq.ids) - 1) // self._pool.block_size]
 
     def _num_needed(self, attempt: DecodeAttempt, hits: list[int]) -> int:
-        return self._num_final_blocks(len(attempt.seq.ids) + 1) - len(hits)
+        return self._num_blocks_for(len(attempt.seq.ids) + 1) - len(hits)
 
-    def _num_final_blocks(self, num_tokens: int) -> int:
+    def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._pool.block_size)
 
     def _num_beyond_revocation(self) -> int:

@@ -32,7 +32,9 @@ class WaitingList:
 
     def in_order(self) -> list[DecodeAttempt]:
         """The next to be granted first."""
-        return sorted(self._attempts, key=lambda attempt: (-attempt.priority, attempt.since_s, attempt.serial))
+        return sorted(
+            self._attempts, key=lambda attempt: (-attempt.priority, attempt.since_s, attempt.serial)
+        )
 
     def candidates(self, now_s: float) -> list[DecodeAttempt]:
         """Who may be granted now, in order of preference: all, or only the oldest if it has waited long enough."""

@@ -27,7 +27,6 @@ from pdserve.errors import (
     RowFailed,
     StepFailed,
     WorkerLost,
-    to_failure,
 )
 from pdserve.ids import WorkerRef
 from pdserve.messages import (
@@ -35,28 +34,25 @@ from pdserve.messages import (
     Credits,
     Demand,
     Down,
-    Failed,
     FirstToken,
     Load,
     Progress,
-    Refused,
     StartDecode,
     StartPrefill,
-    Up,
 )
 from pdserve.owner import Post
 from pdserve.worker.deadlines import Deadlines
+from pdserve.worker.drain import Drain
 from pdserve.worker.messages import (
     BeginDrain,
     CoreCounts,
-    Drained,
     FromSession,
     LinkChanged,
     SessionClosed,
     SessionOpened,
-    ToSession,
 )
 from pdserve.worker.metered_runner import MeteredRunner
+from pdserve.worker.replies import Replies
 from pdserve.worker.reporter import Reporter
 from prefill_worker.attempt import PrefillAttempt, PrefillState
 from prefill_worker.credits import CreditBook
@@ -86,27 +82,21 @@ class PrefillCore:
         heartbeat_s: float,
     ) -> None:
         self._engine = engine
-        self._meter = meter
-        self._to_loop = to_loop
         self._clock = clock
         self._hold_s = hold_s
+        self._replies = Replies(to_loop)
         self._reporter = Reporter(engine.pool, meter, to_loop, clock, heartbeat_s)
         self._credits = CreditBook(
             queue_tokens=queue_tokens, block_size=engine.pool.block_size, window_tokens=engine.window_tokens
         )
         self._offering = Offering(engine.pool, to_transfer, clock, hold_s)
         self._links: dict[WorkerRef, str] = {}
-        self._sessions: dict[int, str] = {}
         self._attempts: dict[int, PrefillAttempt] = {}
         self._by_lease: dict[int, PrefillAttempt] = {}
         self._queue: list[PrefillAttempt] = []
         self._deadlines = Deadlines()
-        self._drain_until_s: float | None = None
-        self._drain_over = False
-        self._drained = False
+        self._drain = Drain(to_loop)
         self._num_prompt_tokens = 0
-        self._num_ignored = 0
-        self._failures: dict[str, int] = {}
 
     # --- Owner
 
@@ -122,13 +112,13 @@ class PrefillCore:
                 else:
                     self._links.pop(decode_worker, None)
             case SessionOpened(session_id, router_id):
-                self._sessions[session_id] = router_id
+                self._replies.open(session_id, router_id)
                 self._credits.open(session_id)
                 self._tell_credits()
             case SessionClosed(session_id):
                 self._on_session_closed(session_id)
             case BeginDrain(drain_s):
-                self._drain_until_s = self._clock.now_s() + drain_s
+                self._drain.begin(self._clock.now_s() + drain_s)
             case Released():
                 pass  # one-sided readers are done before LeaseClosed at this end
             case _:
@@ -138,7 +128,9 @@ class PrefillCore:
         now_s = self._clock.now_s()
         for handle in self._deadlines.due(now_s):
             self._expire(handle)
-        self._end_drain(now_s)
+        if self._drain.limit_passes(now_s):
+            for attempt in list(self._attempts.values()):
+                self._fail(attempt, Draining("the worker is draining"))
         if self._reporter.heartbeat_due():
             self._heartbeat(now_s)
         self._begin_queued(now_s)
@@ -147,32 +139,32 @@ class PrefillCore:
                 self._on_event(event)
             self._begin_queued(self._clock.now_s())  # room may have come free: no idle turn in between
         self._tell_credits()
+        self._drain.note_rest(len(self._attempts))
         self._reporter.end_turn(has_work=self._engine.has_work, load=self._load())
         return 0.0 if self._engine.has_work else self._wait_s(self._clock.now_s())
 
     # --- messages of routers
 
     def _on_session_message(self, session_id: int, message: Down) -> None:
-        if session_id not in self._sessions:
-            self._num_ignored += 1
-            return
+        if session_id not in self._replies:
+            return  # it ended while this was on its way
         match message:
             case StartPrefill():
                 self._on_start(session_id, message)
             case Abort(handle):
-                self._end_silently(self._attempts.get(handle), session_id, RequestCancelled("aborted by the router"))
+                self._end_silently(
+                    self._attempts.get(handle), session_id, RequestCancelled("aborted by the router")
+                )
             case Demand(num_queued_tokens):
                 self._credits.demand(session_id, num_queued_tokens)
             case StartDecode(handle=handle):
-                error = InvalidRequest("this worker's role is prefill", message="StartDecode")
-                self._refuse(session_id, handle, error)
+                self._replies.refuse(session_id, handle, InvalidRequest("this worker's role is prefill"))
             case _:
                 raise InvariantViolated("not for the engine", kind=type(message).__name__)
 
     def _on_start(self, session_id: int, start: StartPrefill) -> None:
         if start.handle in self._attempts or start.lease_id in self._by_lease:
-            log.warning("attempt.repeated", handle=start.handle, lease=start.lease_id)
-            self._num_ignored += 1
+            self._replies.ignore("attempt.repeated", handle=start.handle, lease=start.lease_id)
             return
         error = self._why_not(start)
         num_tokens = len(start.token_ids)
@@ -181,19 +173,23 @@ class PrefillCore:
                 "the prefill queue is full", queued_tokens=self._credits.used, bound=self._credits.bound
             )
         if error is not None:
-            self._refuse(session_id, start.handle, error)
+            self._replies.refuse(session_id, start.handle, error)
             return
         self._accept(session_id, start)
 
     def _why_not(self, start: StartPrefill) -> PdserveError | None:
         """What forbids to start it at all."""
         num_tokens = len(start.token_ids)
-        if self._drain_until_s is not None:
+        if self._drain.has_begun:
             return Draining("the worker takes no new work")
         if num_tokens < 1 or num_tokens > self._engine.window_tokens:
-            return InvalidRequest("a prompt must fit the window", tokens=num_tokens, window=self._engine.window_tokens)
+            return InvalidRequest(
+                "a prompt must fit the window", tokens=num_tokens, window=self._engine.window_tokens
+            )
         if start.num_skip_blocks > num_tokens // self._engine.pool.block_size:
-            return InvalidRequest("more blocks to skip than are full", skip=start.num_skip_blocks, tokens=num_tokens)
+            return InvalidRequest(
+                "more blocks to skip than are full", skip=start.num_skip_blocks, tokens=num_tokens
+            )
         if start.decode_worker not in self._links:
             return WorkerLost("no link to that decode worker is up", decode_worker=str(start.decode_worker))
         return None
@@ -228,7 +224,7 @@ class PrefillCore:
         self._say_progress(attempt)
 
     def _on_session_closed(self, session_id: int) -> None:
-        self._sessions.pop(session_id, None)
+        self._replies.close(session_id)
         for attempt in [attempt for attempt in self._attempts.values() if attempt.session_id == session_id]:
             self._end_silently(attempt, session_id, WorkerLost("the router's session has ended"))
         self._credits.close(session_id)
@@ -293,7 +289,7 @@ class PrefillCore:
     def _on_sampled(self, attempt: PrefillAttempt, sampled: Sampled) -> None:
         now_s = self._clock.now_s()
         self._num_prompt_tokens += attempt.num_tokens
-        self._send(
+        self._replies.send(
             attempt.session_id,
             FirstToken(
                 handle=attempt.handle,
@@ -335,7 +331,7 @@ class PrefillCore:
                 peer=str(attempt.lease.decode_worker), error=str(closed.error), link_lost=closed.link_lost,
             )  # fmt: skip
         if closed.error is not None and attempt.state is not PrefillState.ENDED:
-            self._say_failed(attempt, closed.error)
+            self._replies.fail(attempt.session_id, attempt.handle, closed.error)
         self._stop(attempt, hold_s=self._hold_s if closed.link_lost else None)
         self._offering.close(closed)
         del self._by_lease[closed.lease_id]
@@ -356,7 +352,7 @@ class PrefillCore:
     def _fail(self, attempt: PrefillAttempt, error: PdserveError, *, cache: bool = True) -> None:
         """End it by an error of this side: the router and the decode worker are told."""
         if attempt.state is not PrefillState.ENDED:
-            self._say_failed(attempt, error)
+            self._replies.fail(attempt.session_id, attempt.handle, error)
         self._stop(attempt, cache=cache)
         self._offering.give_up(attempt.lease, error)
 
@@ -372,17 +368,6 @@ class PrefillCore:
         if attempt.holds_credit:
             attempt.holds_credit = False
             self._credits.give_back(attempt.session_id, attempt.num_tokens)
-
-    def _end_drain(self, now_s: float) -> None:
-        if self._drain_until_s is None:
-            return
-        if now_s >= self._drain_until_s and not self._drain_over:
-            self._drain_over = True
-            for attempt in list(self._attempts.values()):
-                self._fail(attempt, Draining("the worker is draining"))
-        if not self._attempts and not self._drained:
-            self._drained = True
-            self._to_loop(Drained())
 
     # --- what is said
 
@@ -402,27 +387,12 @@ class PrefillCore:
 
     def _tell_credits(self) -> None:
         for session_id, balance in self._credits.news():
-            self._send(session_id, Credits(balance))
+            self._replies.send(session_id, Credits(balance))
 
     def _say_progress(self, attempt: PrefillAttempt) -> None:
-        self._send(attempt.session_id, Progress(attempt.handle, attempt.phase, attempt.seq.num_computed))
-
-    def _say_failed(self, attempt: PrefillAttempt, error: PdserveError) -> None:
-        self._note_failure(error)
-        self._send(attempt.session_id, Failed(attempt.handle, to_failure(error)))
-
-    def _refuse(self, session_id: int, handle: int, error: PdserveError) -> None:
-        self._note_failure(error)
-        log.info("prefill.refused", handle=handle, error=str(error))
-        self._send(session_id, Refused(handle, to_failure(error)))
-
-    def _note_failure(self, error: PdserveError) -> None:
-        name = type(error).__name__
-        self._failures[name] = self._failures.get(name, 0) + 1
-
-    def _send(self, session_id: int, message: Up) -> None:
-        if session_id in self._sessions:
-            self._to_loop(ToSession(session_id, message))
+        self._replies.send(
+            attempt.session_id, Progress(attempt.handle, attempt.phase, attempt.seq.num_computed)
+        )
 
     def _load(self) -> Load:
         engine = self._engine.load()
@@ -435,7 +405,7 @@ class PrefillCore:
             num_cache_query_tokens=engine.num_cache_query_tokens,
             prefill_tokens_per_s=engine.prefill_tokens_per_s,
             step_s=engine.step_s,
-            draining=self._drain_until_s is not None,
+            draining=self._drain.has_begun,
         )
 
     def _count(self) -> CoreCounts:
@@ -445,12 +415,11 @@ class PrefillCore:
             num_generated_tokens=0,
             num_cache_query_tokens=engine.num_cache_query_tokens,
             num_cache_hit_tokens=engine.num_cache_hit_tokens,
-            num_ignored=self._num_ignored,
-            failures=tuple(self._failures.items()),
+            num_ignored=self._replies.num_ignored,
+            failures=self._replies.failures,
         )
 
     def _wait_s(self, now_s: float) -> float:
         """Until the next thing that no message announces."""
-        drain_s = None if self._drain_over else self._drain_until_s
-        moments = [moment for moment in (self._deadlines.next_s, drain_s) if moment is not None]
+        moments = [moment for moment in (self._deadlines.next_s, self._drain.next_s) if moment is not None]
         return min([self._reporter.wait_s(), *(max(moment - now_s, 0.001) for moment in moments)])
