@@ -190,6 +190,7 @@ class BlockPool:
         for block_id in block_ids:
             if self._state[block_id] is not BlockState.OWNED:
                 raise self._illegal("release", block_id)
+        self._end_holds()
         for block_id in reversed(block_ids):
             self._num_references[block_id] -= 1
             if self._num_references[block_id] > 0:
@@ -282,7 +283,7 @@ class BlockPool:
         self._to_free(block_id)
 
     def _end_holds(self) -> None:
-        """Blocks whose hold is over join the ordinary ones, as if released at this moment."""
+        """Blocks whose hold is over join the ordinary ones, as if released when it ended."""
         now_s = self._clock.now_s()
         while self._hold_ends and self._hold_ends[0][0] <= now_s:
             _, serial, block_id = heapq.heappop(self._hold_ends)

@@ -2,7 +2,7 @@
 
     record i  = words of h(word 0 of record i − 1, token i), RECORD_WORDS words of 64 bits
     digest    = xxh3-64 over the bytes of records 0 … L − 1, in order
-    token L   = a letter chosen by xxh3-64(digest ‖ L ‖ seed ‖ choice); seed and choice are 0 when greedy
+    token L   = a letter chosen by xxh3-64(digest ‖ L ‖ seed ‖ choice); greedy: seed 0, choice 2**64 − 1
 
 All integers little-endian. Every bit of every record is in the digest, so KV that is missing, old, swapped or of
 somebody else shows in the text.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import xxhash
 
@@ -24,19 +23,13 @@ EOS_ID = 256
 VOCAB_SIZE = 260
 ALPHABET = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ."
 
-# Word j of a record is word 0 xor this, rotated by nothing and mixed by nothing: they only have to differ.
+# Word j of a record is word 0 xor this: they only have to differ.
 WORD_MASKS = (0, 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 _LINK = struct.Struct("<QI")
 _CHOICE = struct.Struct("<QQQQ")
 _RECORD = struct.Struct(f"<{RECORD_WORDS}Q")
 _MASK64 = (1 << 64) - 1
-
-
-class Digest(Protocol):
-    """What is left of the records: xxhash's object, fed by whoever read them."""
-
-    def intdigest(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +44,7 @@ class FakeRule:
     def next_token(self, digest: int, position: int, num_prompt_tokens: int, key: SampleKey) -> int:
         """The token for `position`, from the digest of all records before it."""
         greedy = key.params.temperature == 0
-        seed, choice = (0, 0) if greedy else (key.seed & _MASK64, key.choice)
+        seed, choice = (0, _MASK64) if greedy else (key.seed & _MASK64, key.choice)
         draw = xxhash.xxh3_64_intdigest(_CHOICE.pack(digest, position, seed, choice))
         forbidden = forbidden_until_min(key, position - num_prompt_tokens)
         if self.eos_one_in and draw % self.eos_one_in == 0 and EOS_ID not in forbidden:

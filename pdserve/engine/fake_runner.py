@@ -153,6 +153,11 @@ class FakeRunner:
         if row.start > 0:
             index, slot = divmod(row.start - 1, self._layout.block_size)
             word = int(self._records[row.block_table[index], 0, slot])
+        if len(row.token_ids) == 1:  # a decode: as below, in a quarter of the time
+            index, slot = divmod(row.start, self._layout.block_size)
+            word = fake_rule.link(word, row.token_ids[0])
+            self._records[row.block_table[index], :, slot] = _MASKS ^ np.uint64(word)
+            return
         words: list[int] = []
         for token_id in row.token_ids:
             word = fake_rule.link(word, token_id)

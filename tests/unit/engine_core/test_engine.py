@@ -1,0 +1,459 @@
+"""The engine's ways of a sequence: prefill, hand-off, cache hits, preemption, deaths."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdserve.clock import VirtualClock
+from pdserve.engine.engine import Engine
+from pdserve.engine.events import ChunkDone, HandedBackSeq, Preempted, RowDied, Sampled, StepDied
+from pdserve.engine.fake_rule import EOS_ID, FakeRule, expected_choice
+from pdserve.engine.fake_runner import FakeFaults, FakeRunner, InjectedFault
+from pdserve.engine.scheduler import EngineLimits
+from pdserve.engine.sequence import Sequence, SequenceState
+from pdserve.errors import InvariantViolated
+from pdserve.messages import BlockCounts
+from pdserve.sampling import FinishReason
+from tests.unit.engine_core.building import (
+    assert_at_rest,
+    can_run,
+    engine,
+    generated,
+    run_out,
+    sample_key,
+    sequence,
+    start_local,
+    state_of,
+    step,
+)
+
+PROMPT = list(b"it was a dark and stormy night")  # 30 ids
+
+
+def test_local_prefill_and_decode() -> None:
+    target = engine()
+    seq = start_local(target, sequence(PROMPT, 10))
+    assert len(seq.block_table) == 8
+    events = run_out(target)
+    assert generated(seq) == expected_choice(PROMPT, seq.key)
+    assert events[0] == ChunkDone(seq, 30)
+    sampled = [event for event in events if isinstance(event, Sampled)]
+    assert [event.first for event in sampled] == [True] + [False] * 9
+    assert [event.finish for event in sampled] == [None] * 9 + [FinishReason.LENGTH]
+    assert_at_rest(target)
+    assert target.pool.counts().cached == 39 // 4, "the last token's KV was never computed"
+
+
+def test_prefill_for_another_worker_leaves_with_its_first_token_and_keeps_its_blocks() -> None:
+    target = engine(limits=EngineLimits(chunk_tokens=12))
+    seq = sequence(PROMPT, 10)
+    assert target.reserve_prefill(seq)
+    assert len(seq.block_table) == 8
+    target.start_prefill(seq, then_decode=False)
+    assert target.step() == [ChunkDone(seq, 12)]
+    assert target.step() == [ChunkDone(seq, 24)]
+    done, sampled = target.step()
+    assert done == ChunkDone(seq, 30)
+    assert isinstance(sampled, Sampled)
+    assert (sampled.first, sampled.finish) == (True, None)
+    assert seq.state is SequenceState.LEFT
+    assert not target.has_work
+    assert target.step() == []
+    assert target.pool.counts().owned == 8
+    target.end(seq, hold_s=5)
+    target.end(seq)
+    assert_at_rest(target)
+    assert target.pool.counts().cached == 7
+
+
+def test_all_blocks_of_a_prompt_or_none() -> None:
+    target = engine(num_blocks=7)
+    seq = sequence(PROMPT)
+    assert not target.reserve_prefill(seq)
+    assert target.pool.counts().free == 7
+    assert seq.state is SequenceState.NEW
+    short = sequence(PROMPT[:28])
+    assert not target.reserve_prefill(short, then_decode=True)
+    assert target.reserve_prefill(short)
+    target.end(short)
+    assert_at_rest(target)
+
+
+def hand_off(source: Engine, target: Engine, seq: Sequence) -> Sequence:
+    """Prefill seq on one engine and start it on another, its blocks copied by hand; returns the second one's."""
+    assert source.reserve_prefill(seq)
+    source.start_prefill(seq, then_decode=False)
+    while source.has_work:
+        source.step()
+    other = sequence(seq.ids[:-1], key=seq.key, handle=seq.handle)
+    hits = target.find_hits(other)
+    num_new = -(-(len(other.ids) + 1) // target.pool.block_size) - len(hits)
+    assert target.pool.fits(hits, num_new)
+    target.pool.pin(hits)
+    assert target.pool.promise(num_new)
+    bound = target.pool.bind(num_new)
+    size = target.runner.layout.block_bytes
+    for mine, theirs in zip(bound, seq.block_table[len(hits) :], strict=False):
+        target.runner.pool[mine * size : (mine + 1) * size] = source.runner.pool[
+            theirs * size : (theirs + 1) * size
+        ]
+    target.pool.adopt(bound)
+    other.block_table = [*hits, *bound]
+    other.num_cached_tokens = len(hits) * target.pool.block_size
+    other.ids.append(seq.ids[-1])
+    source.end(seq)
+    target.start_decode(other)
+    return other
+
+
+def test_hand_off_between_two_engines() -> None:
+    source, target = engine(), engine()
+    seq = hand_off(source, target, sequence(PROMPT, 10))
+    events = run_out(target)
+    assert generated(seq) == expected_choice(PROMPT, seq.key)
+    assert not any(event.first for event in events if isinstance(event, Sampled))
+    assert_at_rest(source)
+    assert_at_rest(target)
+    again = hand_off(source, target, sequence(PROMPT, 20, handle=2))
+    assert again.num_cached_tokens == 28, "all full blocks of the prompt were adopted into the cache"
+    run_out(target)
+    assert generated(again) == expected_choice(PROMPT, again.key)
+
+
+def test_a_hand_off_of_a_whole_number_of_blocks() -> None:
+    source, target = engine(), engine()
+    for handle in (1, 2):
+        seq = hand_off(source, target, sequence(PROMPT[:28], 10, handle=handle))
+        run_out(target)
+        assert generated(seq) == expected_choice(PROMPT[:28], seq.key)
+        assert seq.num_cached_tokens == (0, 28)[handle - 1]
+
+
+def test_a_hand_off_without_its_blocks_is_refused() -> None:
+    target = engine()
+    with pytest.raises(InvariantViolated):
+        target.start_decode(sequence(PROMPT))
+
+
+def test_hits_leave_a_token_to_compute_in_a_block_of_its_own() -> None:
+    target = engine()
+    for length, hits in ((28, 24), (29, 28), (30, 28)):
+        start_local(target, sequence(PROMPT[:length], 1))
+        run_out(target)
+        seq = start_local(target, sequence(PROMPT[:length], 6, handle=9))
+        assert seq.num_cached_tokens == hits
+        run_out(target)
+        assert generated(seq) == expected_choice(PROMPT[:length], seq.key)
+    load = target.load()
+    assert load.num_cache_query_tokens == 2 * (28 + 29 + 30)
+    assert load.num_cache_hit_tokens == 24 + 28 + 28 + 24 + 28 + 28 - 24
+
+
+def test_a_running_sequence_is_found_by_the_next_one() -> None:
+    target = engine(limits=EngineLimits(chunk_tokens=8))
+    first = start_local(target, sequence(PROMPT))
+    target.step()
+    second = start_local(target, sequence(PROMPT, handle=2))
+    assert second.num_cached_tokens == 8
+    assert second.block_table[:2] == first.block_table[:2]
+    assert target.pool.counts().owned == 8 + 6
+    run_out(target)
+    for seq in (first, second):
+        assert generated(seq) == expected_choice(PROMPT, seq.key)
+    assert_at_rest(target)
+
+
+def test_salt_and_switches_keep_prefixes_apart() -> None:
+    target = engine()
+    start_local(target, sequence(PROMPT))
+    run_out(target)
+    salted = sequence(PROMPT, handle=2)
+    salted.cache_salt = "mine"
+    assert start_local(target, salted).num_cached_tokens == 0
+    proud = sequence(PROMPT, handle=3)
+    proud.takes_hits = False
+    assert start_local(target, proud).num_cached_tokens == 0
+    run_out(target)
+    off = engine(limits=EngineLimits(prefix_cache=False))
+    start_local(off, sequence(PROMPT))
+    run_out(off)
+    assert off.pool.counts().free == 64
+    assert start_local(off, sequence(PROMPT, handle=2)).num_cached_tokens == 0
+
+
+def test_the_first_token_may_be_the_last() -> None:
+    target = engine(rule=FakeRule(eos_one_in=1))
+    seq = start_local(target, sequence(PROMPT))
+    finished = target.step()[-1]
+    assert finished == Sampled(seq, EOS_ID, None, FinishReason.EOS, True)
+    assert not target.has_work
+    target.end(seq)
+    assert_at_rest(target)
+
+
+def test_abort_in_every_state() -> None:
+    target = engine(num_blocks=12, limits=EngineLimits(chunk_tokens=8))
+    new, reserved = sequence(PROMPT), sequence(PROMPT, handle=2)
+    assert target.reserve_prefill(reserved)
+    target.end(new)
+    target.end(reserved)
+    prefilling = start_local(target, sequence(PROMPT, handle=3))
+    target.step()
+    target.end(prefilling)
+    assert target.pool.counts().cached == 2, "what was computed is kept"
+    running = start_local(target, sequence(PROMPT, 20, handle=4))
+    for _ in range(6):
+        target.step()
+    assert running.state is SequenceState.RUNNING
+    target.end(running)
+    assert_at_rest(target)
+    assert target.step() == []
+
+
+def test_calls_in_the_wrong_state_are_refused() -> None:
+    target = engine()
+    seq = sequence(PROMPT)
+    with pytest.raises(InvariantViolated, match="new"):
+        target.start_prefill(seq, then_decode=True)
+    start_local(target, seq)
+    with pytest.raises(InvariantViolated, match="prefilling"):
+        target.reserve_prefill(seq)
+    target.end(seq)
+    with pytest.raises(InvariantViolated, match="ended"):
+        target.start_decode(seq)
+
+
+# --- when the pool is out
+
+
+def fill(target: Engine, lengths: dict[int, int], max_tokens: int) -> list[Sequence]:
+    prompts = {handle: [handle] * length for handle, length in lengths.items()}
+    return [start_local(target, sequence(prompt, max_tokens, handle=h)) for h, prompt in prompts.items()]
+
+
+def test_the_youngest_is_preempted_and_its_text_does_not_show_it() -> None:
+    target = engine(num_blocks=8)
+    old, young = fill(target, {1: 9, 2: 9}, 20)
+    events = run_out(target)
+    taken = [event for event in events if isinstance(event, Preempted)]
+    assert taken
+    assert {id(event.seq) for event in taken} == {id(young)}
+    for seq in (old, young):
+        assert generated(seq) == expected_choice([seq.handle] * 9, seq.key)
+    finished = [event.seq for event in events if isinstance(event, Sampled) and event.finish]
+    assert finished == [old, young]
+    assert_at_rest(target)
+
+
+def test_age_is_the_first_admission_and_is_kept() -> None:
+    clock = VirtualClock()
+    target = engine(num_blocks=8, clock=clock)
+    old, young = fill(target, {1: 9, 2: 9}, 20)
+    admitted = (old.admitted_s, young.admitted_s)
+    clock.advance(3)
+    run_out(target)
+    assert (old.admitted_s, young.admitted_s) == admitted
+
+
+def test_an_owner_may_give_an_age() -> None:
+    target = engine(num_blocks=8)
+    late = sequence([1] * 9, 20, handle=1)
+    late.admitted_s = 5_000.0
+    start_local(target, late)
+    start_local(target, sequence([2] * 9, 20, handle=2))
+    taken = [event for event in run_out(target) if isinstance(event, Preempted)]
+    assert {event.seq.handle for event in taken} == {1}
+
+
+def test_preempted_ones_come_back_before_anything_new_and_only_with_room_for_all() -> None:
+    target = engine(num_blocks=8)
+    old, young = fill(target, {1: 9, 2: 9}, 12)
+    while state_of(young) is not SequenceState.PREEMPTED:
+        step(target)
+    assert not target.reserve_prefill(sequence([3], handle=3)), "nothing new while a victim waits"
+    assert target.num_preempted == 1
+    while state_of(old) is SequenceState.RUNNING:
+        need = -(-(len(young.ids) + 1) // 4)
+        assert target.pool.available < need + 1, "or it would be back"
+        step(target)
+    step(target)
+    assert state_of(young) is SequenceState.RUNNING
+    run_out(target)
+    assert generated(young) == expected_choice([2] * 9, young.key)
+
+
+def test_a_victim_waits_until_the_others_could_grow_too() -> None:
+    target = engine(num_blocks=10)
+    old, middle, young = fill(target, {1: 8, 2: 8, 3: 8}, 18)
+    while state_of(young) is not SequenceState.PREEMPTED:
+        step(target)
+    target.end(middle)
+    spare = target.pool.available - (-(-(len(young.ids) + 1) // 4))
+    step(target)
+    assert spare >= 1
+    assert state_of(young) is not SequenceState.PREEMPTED
+    assert target.pool.available >= spare - 1
+    assert generated(old)
+
+
+def test_a_long_victim_is_handed_back() -> None:
+    target = engine(num_blocks=8, limits=EngineLimits(recompute_max_tokens=10))
+    old, young = fill(target, {1: 9, 2: 9}, 20)
+    events = run_out(target)
+    (back,) = [event for event in events if isinstance(event, HandedBackSeq)]
+    assert back.seq is young
+    assert young.block_table == []
+    assert generated(old) == expected_choice([1] * 9, old.key)
+    assert_at_rest(target)
+
+
+def test_grants_are_revoked_before_anybody_is_preempted() -> None:
+    target = engine(num_blocks=8)
+    assert target.pool.promise(3)
+    asked = []
+
+    def revoke() -> bool:
+        asked.append(target.pool.promised)
+        if target.pool.promised == 0:
+            return False
+        target.pool.unpromise(1)
+        return True
+
+    target.revoke_with(revoke)
+    (seq,) = fill(target, {1: 9}, 20)
+    events = run_out(target)
+    assert not any(isinstance(event, Preempted) for event in events)
+    assert generated(seq) == expected_choice([1] * 9, seq.key)
+    assert asked == [3, 2]
+    assert target.pool.promised == 1
+
+
+def test_a_sequence_waits_for_blocks_that_others_hold() -> None:
+    target = engine(num_blocks=4)
+    assert target.pool.promise(1)
+    bound = target.pool.bind(1)
+    (seq,) = fill(target, {1: 9}, 6)
+    events = run_out(target)
+    assert isinstance(events[-1], Preempted)
+    assert not can_run(target), "it can't run, so nobody need call step"
+    target.pool.free_granted(bound)
+    assert can_run(target)
+    run_out(target)
+    assert generated(seq) == expected_choice([1] * 9, seq.key)
+    assert_at_rest(target)
+
+
+def test_what_is_prefilled_for_another_worker_is_not_preempted() -> None:
+    target = engine(num_blocks=7, limits=EngineLimits(chunk_tokens=4, decode_prefill_tokens=4))
+    (seq,) = fill(target, {1: 9}, 20)
+    for _ in range(3):
+        target.step()
+    other = sequence([2] * 13, handle=2)
+    assert target.reserve_prefill(other)
+    target.start_prefill(other, then_decode=False)
+    events = [event for _ in range(6) for event in target.step()]
+    assert [event.seq for event in events if isinstance(event, Preempted)] == [seq]
+    assert other.state is SequenceState.LEFT
+    target.end(other)
+    run_out(target)
+    assert generated(seq) == expected_choice([1] * 9, seq.key)
+
+
+def test_a_window_is_the_smaller_of_model_and_pool() -> None:
+    assert engine(num_blocks=8).window_tokens == 32
+    assert engine(num_blocks=8000).window_tokens == 8192
+    target = engine(num_blocks=8)
+    seq = start_local(target, sequence([1] * 12, 20))
+    run_out(target)
+    assert len(seq.ids) == 32
+
+
+# --- deaths
+
+
+def test_a_row_dies_alone_and_its_kv_is_not_cached() -> None:
+    target = engine(faults=FakeFaults(row_token_ids=frozenset([0])), limits=EngineLimits(chunk_tokens=8))
+    start_local(target, sequence([*PROMPT[:20]], 1, handle=3))
+    run_out(target)
+    good = start_local(target, sequence(PROMPT, handle=1))
+    bad = start_local(target, sequence([*PROMPT[:20], 0, 1, 2], handle=2))
+    events = run_out(target)
+    (died,) = [event for event in events if isinstance(event, RowDied)]
+    assert died.seq is bad
+    assert generated(good) == expected_choice(PROMPT, good.key)
+    assert_at_rest(target)
+    assert start_local(target, sequence(PROMPT, handle=4)).num_cached_tokens == 0, (
+        "its hits are in doubt as well"
+    )
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_step_that_raises_ends_its_batch(sound: bool) -> None:
+    faults = FakeFaults(failing_steps=frozenset([3]), sound=sound)
+    target = engine(faults=faults, limits=EngineLimits(chunk_tokens=8))
+    seqs = [start_local(target, sequence([handle] * 30, handle=handle)) for handle in (1, 2)]
+    target.step()
+    target.step()
+    (died,) = target.step()
+    assert isinstance(died, StepDied)
+    assert (died.seqs, died.sound) == (tuple(seqs), sound)
+    assert isinstance(died.error.__cause__, InjectedFault)
+    assert [seq.num_computed for seq in seqs] == [16, 16]
+    assert target.num_steps == 3
+    for seq in died.seqs:
+        target.end(seq)
+    assert_at_rest(target)
+    assert target.pool.counts() == BlockCounts(free=56, granted=0, owned=0, cached=8, quarantined=0)
+    again = start_local(target, sequence([1] * 30, handle=3))
+    run_out(target)
+    assert generated(again) == expected_choice([1] * 30, again.key)
+
+
+def test_a_step_failure_spares_those_that_were_not_in_it() -> None:
+    faults = FakeFaults(step_token_ids=frozenset([0]))
+    target = engine(faults=faults, limits=EngineLimits(decode_prefill_tokens=None))
+    struck = start_local(target, sequence([5, 5, 0], handle=1, strikes=1))
+    others = [start_local(target, sequence([h] * 5, 12, handle=h)) for h in (2, 3)]
+    events = run_out(target)
+    (died,) = [event for event in events if isinstance(event, StepDied)]
+    assert died.seqs == (struck,)
+    for seq in others:
+        assert generated(seq) == expected_choice([seq.handle] * 5, seq.key)
+
+
+def test_a_runner_that_gives_the_wrong_outputs_fails_the_step() -> None:
+    class Forgetful(FakeRunner):
+        def run(self, rows):  # type: ignore[no-untyped-def]
+            return super().run(rows)[:-1]
+
+    target = Engine(Forgetful(num_blocks=8, block_size=4), EngineLimits(), VirtualClock())
+    start_local(target, sequence(PROMPT[:5]))
+    (died,) = target.step()
+    assert isinstance(died, StepDied)
+    assert isinstance(died.error.__cause__, InvariantViolated)
+
+
+def test_same_inputs_same_events() -> None:
+    def trace() -> list[str]:
+        target = engine(num_blocks=14, limits=EngineLimits(max_batch=3, chunk_tokens=8))
+        fill(target, {1: 9, 2: 20, 3: 3, 4: 7}, 14)
+        return [f"{type(event).__name__} {getattr(event, 'seq').handle}" for event in run_out(target)]  # noqa: B009
+
+    assert trace() == trace()
+
+
+def test_load_figures() -> None:
+    clock = VirtualClock()
+    target = engine(num_blocks=64, limits=EngineLimits(chunk_tokens=8), clock=clock)
+    start_local(target, sequence(PROMPT, 4, key=sample_key(4)))
+    assert target.load().num_queued_tokens == 30
+    assert target.load().prefill_tokens_per_s == 0.0
+    for _ in range(3):
+        target.step()
+        clock.advance(0.5)
+    load = target.load()
+    assert load.num_running == 1
+    assert load.num_queued_tokens == 6
+    assert load.prefill_tokens_per_s == pytest.approx(16.0)
+    assert load.step_s == pytest.approx(0.5)
+    assert load.slowest_step_s == pytest.approx(0.5)
