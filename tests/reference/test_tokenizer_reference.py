@@ -19,7 +19,7 @@ TEXTS = {
     "spaces": " " * 7,
     "whitespace": " \t\n\n  \r\n \u00a0 \u3000\n",
     "python": "def fib(n: int) -> int:\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\n\n\nprint(fib(10))  # 55\n",
-    "c": "#include <stdio.h>\nint main(void) {\n\tfor (int i = 0; i < 0x1F; ++i) printf(\"%d\\n\", i);\n\treturn 0;\n}\n",
+    "c": '#include <stdio.h>\nint main(void) {\n\tfor (int i = 0; i < 0x1F; ++i) printf("%d\\n", i);\n\treturn 0;\n}\n',
     "json": '{"a": [1, 2.5e-10, null, true], "b": {"c": "d\\u00e9"}}',
     "html": "<!doctype html><p class='x'>a &amp; b</p><!-- 12 -->",
     "numbers": "3.14159 1,000,000 0xDEADBEEF 12345678901234567890  2 ² ½ ٣ 十二",
@@ -117,7 +117,9 @@ def test_transformers_reads_the_folder_too(folder: Path, ours: Tokenizer) -> Non
     for text in TEXTS.values():
         assert theirs(text).input_ids == ours.encode(text)
     chat = CHATS["several turns"]
-    assert theirs.apply_chat_template(chat, tokenize=False) == ours.render_chat(chat, add_generation_prompt=False)
+    assert theirs.apply_chat_template(chat, tokenize=False) == ours.render_chat(
+        chat, add_generation_prompt=False
+    )
     assert theirs.eos_token_id in ours.eos_token_ids
 
 
