@@ -10,6 +10,7 @@ PROTO_TOOLS := grpcio-tools==1.76.0 mypy-protobuf==5.1.0
 PROTO_FILES := $(sort $(wildcard proto/pdserve/rpc/v1/*.proto))
 PROTO_OUT ?= .
 
+DEMO_ARGS ?=
 TEST_ARGS ?=
 
 .PHONY: help demo test test-slow check format lint proto bench-engine clean distclean \
@@ -19,7 +20,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/.installed ## a real model answers through router, prefill and decode worker
-	@$(PY) -m deploy.demo
+	@$(PY) -m deploy.demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev ## all tests but the slow ones (15 minutes at most on 2 cores)
 	@$(PY) -m pytest -m "not slow" $(TEST_ARGS)
