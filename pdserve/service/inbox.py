@@ -17,7 +17,7 @@ LIMIT = 64  # messages; behind them the transport's own flow control holds the s
 class Inbox(Generic[M]):
     """Event-loop thread only; one reader.
 
-    on_room  called when a full inbox has room again
+    on_room  called after each message that was read
     """
 
     def __init__(self, peer: str, on_room: Callable[[], None], limit: int = LIMIT) -> None:
@@ -63,8 +63,6 @@ class Inbox(Generic[M]):
                 raise WorkerLost("the session has ended", peer=self._peer, reason=self._end_reason)
             self._changed.clear()
             await self._changed.wait()
-        was_full = self.full
         message = self._messages.popleft()
-        if was_full and not self.full:
-            self._on_room()
+        self._on_room()
         return message
