@@ -22,7 +22,7 @@ from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest
 
 MAX_TEXT_CHARS = 16 << 20
-MAX_TURNS = 1_000_000  # of all loops and macros together
+MAX_TURNS = 100_000  # of all loops and macros together: about a second
 _CONTINUE_MARK = (
     "\ue000continue\ue001 "  # private-use characters; the last space tells whether the template trims
 )

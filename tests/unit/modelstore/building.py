@@ -59,8 +59,12 @@ def write_gguf(
         **(numbers or {}),
     }
     for key, value in facts.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
-        add(f"{architecture}.{key}", value)
+        kinds = {
+            int: gguf.GGUFValueType.UINT32,
+            float: gguf.GGUFValueType.FLOAT32,
+            str: gguf.GGUFValueType.STRING,
+        }
+        writer.add_key_value(f"{architecture}.{key}", value, kinds[type(value)])
     writer.add_tokenizer_model(tokenizer)
     if pre is not None:
         writer.add_tokenizer_pre(pre)
