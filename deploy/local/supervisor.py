@@ -37,7 +37,7 @@ class _Slot:
 class Supervisor:
     """Event-loop thread of the main thread only (it takes the signals); one `run`.
 
-    say           writes one line for the user: that the cluster is ready, and nothing else
+    say           takes what a script may wait for: that the cluster is ready, that a process is back
     extra_ready   asked after all processes are ready; the ready line waits for its True
     """
 
@@ -164,8 +164,8 @@ class Supervisor:
         assert slot.child is not None
         slot.ready_since_s = self._clock.now_s()
         if self._announced:
-            self._tell(f"{slot.spec.id} is back (pid {slot.child.pid})")
             self._write_ready_file()
+            self._say(f"{slot.spec.id} is back (pid {slot.child.pid})")
 
     async def _pause(self, delay_s: float) -> None:
         """Wait so long, or until everything stops."""

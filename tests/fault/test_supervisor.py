@@ -191,7 +191,7 @@ async def test_a_killed_child_is_started_again_and_the_ready_file_follows(start:
         first, others = harness.pid("decode-0"), (harness.pid("router"), harness.pid("prefill-0"))
         os.kill(first, signal.SIGKILL)
         assert "SIGKILL" in await harness.lines.until("up", "decode-0 ended")
-        await harness.lines.until("up", "decode-0 is back")
+        await harness.lines.until("said", "decode-0 is back")
         assert harness.pid("decode-0") != first
         assert (harness.pid("router"), harness.pid("prefill-0")) == others
 
@@ -201,7 +201,7 @@ async def test_ends_in_a_row_lengthen_the_pause_and_the_line_says_so(start: Star
         await harness.lines.until("said", "ready")
         for count in range(1, 4):
             os.kill(harness.pid("decode-0"), signal.SIGKILL)
-            await harness.lines.until("up", "decode-0 is back", count)
+            await harness.lines.until("said", "decode-0 is back", count)
         told = [text for text in harness.lines.texts("up") if "decode-0 ended" in text]
         assert ["in 0.05 s" in told[0], "in 0.1 s" in told[1], "in 0.2 s" in told[2]] == [True] * 3
         assert "3 times in a row" in told[2]
