@@ -1,0 +1,101 @@
+"""What the router has sent a worker and the worker's reports don't show yet: load and credit between two reports.
+
+A report tells the state after what the worker had read when it wrote it. An assignment is therefore counted on top
+of the reports until the worker has answered something about it, and a report came after that answer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pdserve.messages import Load
+
+RECENT_S = 10.0  # how fast the memory of recent assignments fades
+
+
+@dataclass(slots=True)
+class _Assigned:
+    num_tokens: int
+    num_blocks: int
+    answered: bool = False
+
+
+class Accounting:
+    """Optimistic load of one worker. Event-loop thread only."""
+
+    def __init__(self) -> None:
+        self.load: Load | None = None
+        self._assigned: dict[int, _Assigned] = {}  # by handle
+        self._recent = 0.0
+        self._recent_at_s = 0.0
+
+    def assign(self, handle: int, num_tokens: int, num_blocks: int, now_s: float) -> None:
+        """An attempt goes to this worker: tokens to prefill, blocks to hold."""
+        self._assigned[handle] = _Assigned(num_tokens, num_blocks)
+        self._recent = self.recent(now_s) + 1.0
+        self._recent_at_s = now_s
+
+    def answered(self, handle: int) -> None:
+        """The worker has read the attempt's command; its next report counts it."""
+        assigned = self._assigned.get(handle)
+        if assigned is not None:
+            assigned.answered = True
+
+    def drop(self, handle: int) -> None:
+        """The attempt has ended."""
+        self._assigned.pop(handle, None)
+
+    def report(self, load: Load) -> None:
+        """The worker's own figures."""
+        self.load = load
+        self._assigned = {handle: each for handle, each in self._assigned.items() if not each.answered}
+
+    def recent(self, now_s: float) -> float:
+        """Assignments of the last seconds, the older the less: spreads what comes one at a time."""
+        return self._recent * math.exp((self._recent_at_s - now_s) / RECENT_S)
+
+    @property
+    def num_sequences(self) -> int:
+        """Running, waiting, and on their way."""
+        reported = 0 if self.load is None else self.load.num_running + self.load.num_waiting
+        return reported + len(self._assigned)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens queued there, and on their way."""
+        reported = 0 if self.load is None else self.load.num_queued_tokens
+        return reported + sum(each.num_tokens for each in self._assigned.values())
+
+    def num_free_blocks(self, num_blocks: int) -> int:
+        """Blocks that a new grant could have, of a pool of num_blocks, as far as is known."""
+        unreported = sum(each.num_blocks for each in self._assigned.values())
+        if self.load is None:
+            return num_blocks - unreported
+        counts = self.load.blocks
+        return counts.free + counts.cached - counts.promised - unreported
+
+
+class Credit:
+    """The balance of one session with a prefill worker, in prompt tokens. Event-loop thread only.
+
+    The worker's balance is absolute and already lowered by what it has accepted; what the router holds for a
+    placement, or has sent and had no answer to, is subtracted here.
+    """
+
+    def __init__(self) -> None:
+        self.balance = 0
+        self._held: dict[int, int] = {}  # handle -> prompt tokens
+
+    @property
+    def available(self) -> int:
+        """May be spent on one more prompt of any size while above 0."""
+        return self.balance - sum(self._held.values())
+
+    def hold(self, handle: int, num_tokens: int) -> None:
+        """Spend it on an attempt, from placement on."""
+        self._held[handle] = num_tokens
+
+    def release(self, handle: int) -> None:
+        """The worker counts the attempt itself now, or the attempt has ended."""
+        self._held.pop(handle, None)

@@ -1,0 +1,333 @@
+"""The whole router without sockets: workers' sessions come in at one side, requests at the other."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from pdserve.clock import Clock
+from pdserve.errors import (
+    Draining,
+    Incompatible,
+    InvalidRequest,
+    PdserveError,
+    RequestCancelled,
+    Stale,
+    UnknownRequest,
+    WorkerLost,
+)
+from pdserve.ids import Random, draw_text_id
+from pdserve.messages import Down, Hello, Role, TokenizerFile, Up, Welcome
+from pdserve.request import Chat, GenerateRequest
+from pdserve.service.cache_events import CacheEvents
+from pdserve.service.config import Config
+from pdserve.session import Session
+from pdserve.tokenizer import Tokenizer
+from router.admission import Admission
+from router.conductor import Conductor, Parts
+from router.fleet import Fleet
+from router.generation import Generation
+from router.member import Member
+from router.metrics import RouterMetrics
+from router.placement import Placer, Verdict
+from router.status import ModelFacts, RouterStatus, read_status
+from router.text import ModelText, Work
+
+log = structlog.get_logger()
+
+MAX_N = 64  # choices of one request
+NUM_EXPLAINED = 64  # requests whose placement is remembered
+HELLO_S = 5.0  # a session that has opened must say who it is within so long
+
+
+class RouterApp:
+    """Use as `async with RouterApp(...) as app`; everything runs inside, and ends with it.
+
+    tokenizer   None = the first worker sends it
+    work        where tokenizing runs: ThreadWork, or InlineWork under virtual time
+    on_serving  called when requests become, or cease to be, servable: a pair, or a worker alone, is usable
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        random: Random,
+        *,
+        work: Work,
+        tokenizer: Tokenizer | None = None,
+        registry: CollectorRegistry | None = None,
+        on_serving: Callable[[bool], None] | None = None,
+    ) -> None:
+        self.id = config.router.id or draw_text_id(random, "router")
+        self.metrics = RouterMetrics(registry if registry is not None else CollectorRegistry())
+        self.fleet = Fleet(config.router, config.timeouts, clock, self.metrics)
+        self.text = ModelText(work, tokenizer)
+        self._config = config
+        self._clock = clock
+        self._random = random
+        placer = Placer(self.fleet, clock, random)
+        self.admission = Admission(
+            config.router,
+            config.timeouts.worker_wait_s,
+            self.fleet,
+            placer,
+            clock,
+            _call_later,
+            self.metrics,
+        )
+        self.explained: deque[tuple[str, tuple[Verdict, ...]]] = deque(maxlen=NUM_EXPLAINED)
+        self._parts = Parts(
+            config=config,
+            clock=clock,
+            random=random,
+            call_later=_call_later,
+            fleet=self.fleet,
+            admission=self.admission,
+            text=self.text,
+            metrics=self.metrics,
+            explained=self.explained,
+        )
+        self._conductors: dict[str, Conductor] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._tasks = asyncio.TaskGroup()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._serving = False
+        self._on_serving = on_serving
+        self.fleet.on_change = self.admission.pump
+        self.fleet.on_topology = self._topology_changed
+        self.fleet.on_tokenizer_file = self._on_tokenizer_file
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop_ticking()
+        for conductor in tuple(self._conductors.values()):
+            conductor.cancel(RequestCancelled("the router stops"))
+        for member in self.fleet.members:
+            member.session.close("the router stops")
+        await self._tasks.__aexit__(kind, error, trace)
+
+    # --- workers
+
+    async def attach_session(self, session: Session[Down, Up]) -> None:
+        """Run one worker's session until it has ended. Raises nothing but CancelledError."""
+        member: Member | None = None
+        error: PdserveError = WorkerLost("the router ends the session", peer=session.peer)
+        try:
+            member = await self._welcome(session)
+            while member.live:
+                self.fleet.on_message(member, await session.receive())
+        except TimeoutError:
+            log.warning("session.silent", peer=session.peer, after_s=HELLO_S)
+        except (Incompatible, Stale, InvalidRequest) as refusal:
+            log.error("worker.refused", peer=session.peer, error=type(refusal).__name__, reason=str(refusal))
+            self.metrics.workers_refused.labels(reason=type(refusal).__name__).inc()
+            error = refusal
+        except PdserveError as lost:
+            error = lost
+        finally:
+            if member is not None:
+                self.text.forget(member.id)
+                self.fleet.leave(member, error)
+                if not self.fleet.members:
+                    self._stop_ticking()
+            session.close(str(error))
+
+    async def _welcome(self, session: Session[Down, Up]) -> Member:
+        async with asyncio.timeout(HELLO_S):
+            hello = await session.receive()
+        if not isinstance(hello, Hello):
+            raise InvalidRequest("the first message of a session must be Hello", got=type(hello).__name__)
+        wants = self.text.wants(hello)
+        member = self.fleet.join(session, hello, lambda: session.send(Welcome(self.id, wants)))
+        self._start_ticking()
+        return member
+
+    async def attach_cache_events(self, events: CacheEvents) -> None:
+        """Read one worker's block events until their stream has ended. Raises nothing but CancelledError."""
+        try:
+            while True:
+                event = await events.receive()
+                if self.fleet.on_cache_event(events.worker, event):
+                    log.warning("cache_events.gap", worker=events.worker.id)
+                    events.ask_snapshot()
+        except PdserveError as lost:
+            log.debug("cache_events.ended", worker=events.worker.id, reason=str(lost))
+
+    def _on_tokenizer_file(self, member: Member, file: TokenizerFile) -> None:
+        files = self.text.add_file(member.id, file)
+        if files is not None:
+            self._tasks.create_task(self._load_tokenizer(member, files))
+
+    async def _load_tokenizer(self, member: Member, files: dict[str, bytes]) -> None:
+        try:
+            await self.text.load(files, member.hello.tokenizer_fingerprint)
+        except PdserveError as error:
+            log.error("tokenizer.refused", worker=member.id, reason=str(error))
+            member.session.close(f"its tokenizer can't be used: {error}")
+
+    def _topology_changed(self, serving: bool) -> None:
+        if serving != self._serving:
+            self._serving = serving
+            log.info("router.serving" if serving else "router.not_serving", missing=self.fleet.missing)
+            if self._on_serving is not None:
+                self._on_serving(serving)
+
+    # --- once a heartbeat
+
+    def _start_ticking(self) -> None:
+        if self._ticker is None:
+            self._ticker = _call_later(self._config.timeouts.heartbeat_s, self._tick)
+
+    def _stop_ticking(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+
+    def _tick(self) -> None:
+        self._ticker = None
+        self.fleet.tick(self.admission.num_waiting_tokens)
+        now_s = self._clock.now_s()
+        for conductor in self._conductors.values():
+            conductor.log_if_stuck(now_s)
+        if self.fleet.members:
+            self._start_ticking()
+
+    # --- requests
+
+    def generate(self, request: GenerateRequest, *, deadline_left_s: float | None = None) -> Generation:
+        """Accept one request and begin it; what is wrong with it is raised by the first event.
+
+        deadline_left_s  seconds that the client gives; None = timeouts.request_s
+        Raises InvalidRequest at once if a request of this id runs already, Draining if the router takes no more.
+        """
+        if self.admission.draining:
+            raise Draining("this router is draining")
+        request_id = request.request_id or draw_text_id(self._random, "req")
+        if request_id in self._conductors:
+            raise InvalidRequest("a request of this id is running", request_id=request_id)
+        if deadline_left_s is None or not math.isfinite(deadline_left_s):
+            deadline_left_s = self._config.timeouts.request_s
+        conductor = Conductor(self._parts, request, request_id, deadline_left_s)
+        self._conductors[request_id] = conductor
+        self._idle.clear()
+        task = self._tasks.create_task(conductor.run())
+        conductor.bind(task)
+        task.add_done_callback(lambda _: self._forget(request_id))
+        return Generation(conductor)
+
+    def _forget(self, request_id: str) -> None:
+        self._conductors.pop(request_id).finish_unrun()
+        if not self._conductors:
+            self._idle.set()
+
+    def abort(self, request_id: str) -> None:
+        """End a request. Raises UnknownRequest if it doesn't run here."""
+        conductor = self._conductors.get(request_id)
+        if conductor is None:
+            raise UnknownRequest("no such request runs at this router", request_id=request_id)
+        conductor.cancel(RequestCancelled("aborted", request_id=request_id))
+
+    async def tokenize(self, source: str | Chat) -> tuple[int, ...]:
+        """Ids of a text, or of a chat by the model's template."""
+        return await self.text.encode(await self._tokenizer(), source)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """Text of ids."""
+        return await self.text.decode(await self._tokenizer(), token_ids)
+
+    async def _tokenizer(self) -> Tokenizer:
+        return await self.text.get(self._config.timeouts.worker_wait_s)
+
+    async def model(self) -> ModelFacts:
+        """The model that is served. Raises NoWorker if none has been told of."""
+        tokenizer = await self._tokenizer()
+        identity = await self.fleet.get_identity(self._config.timeouts.worker_wait_s)
+        return ModelFacts(
+            model=identity.model,
+            window_tokens=self.fleet.window_tokens,
+            vocab_size=identity.vocab_size,
+            eos_token_ids=identity.eos_token_ids,
+            has_chat_template=tokenizer.has_chat_template,
+            weights_fingerprint=identity.weights_fingerprint,
+            tokenizer_fingerprint=identity.tokenizer_fingerprint,
+        )
+
+    def status(self) -> RouterStatus:
+        """Workers, pairs and the queue as they are now."""
+        return read_status(
+            self.id,
+            self.fleet,
+            self.admission,
+            self._config.router.max_queued_requests,
+            len(self._conductors),
+        )
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Of the model that is served, if known."""
+        return None if self.fleet.identity is None else self.fleet.identity.vocab_size
+
+    @property
+    def max_n(self) -> int:
+        """Choices that one request may ask for."""
+        return MAX_N
+
+    # --- operators
+
+    def set_role(self, worker_id: str, role: Role) -> bool:
+        """Tell a worker to drain and join anew in another role; False if it isn't here."""
+        return self.fleet.set_role(worker_id, role)
+
+    @property
+    def ready(self) -> bool:
+        """Tokenizer loaded, not draining."""
+        return self.text.tokenizer is not None and not self.admission.draining
+
+    @property
+    def serving(self) -> bool:
+        """Whether a pair, or a worker alone, could take a request now."""
+        return self._serving
+
+    async def drain(self) -> None:
+        """Take no new requests, end those that only wait, serve the others for at most drain_s.
+
+        What is left then ends UNAVAILABLE with what its client needs to go on at another router.
+        """
+        if not self.admission.draining:
+            self.admission.draining = True
+            log.info(
+                "router.draining", num_running=len(self._conductors), num_waiting=self.admission.num_waiting
+            )
+        for conductor in tuple(self._conductors.values()):
+            if conductor.waits:
+                conductor.cancel(conductor.draining())
+        try:
+            async with asyncio.timeout(self._config.timeouts.drain_s):
+                await self._idle.wait()
+        except TimeoutError:
+            for conductor in tuple(self._conductors.values()):
+                conductor.cancel(conductor.draining())
+            await self._idle.wait()
+        log.info("router.drained")
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something of the router's own until the router stops."""
+        self._tasks.create_task(work)
+
+
+def _call_later(delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay, callback)

@@ -1,0 +1,484 @@
+"""One try of one choice on one pair, as a state machine: protocol.md, "Hand-off", "Verdict" and "Time".
+
+    GRANTING ──► WAITING ──► QUEUED ──► PREFILLING ──► HANDOFF ──► RUNNING ⇄ PREEMPTED
+        D asked    D's list    P's queue  P computes     D's verdict  D decodes
+                                                         awaited
+Any state can end it: with Finished, with an error, or by `close` from outside (client gone, text ended). From that
+moment on its handle is closed: whatever still comes under it is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from pdserve.clock import Clock
+from pdserve.errors import InvariantViolated, PdserveError, WorkerLost, from_failure
+from pdserve.messages import (
+    Failed,
+    Finished,
+    FirstToken,
+    Granted,
+    Phase,
+    Progress,
+    PromptLogprobs,
+    Refused,
+    StartDecode,
+    Started,
+    StartPrefill,
+    StepTokens,
+    Waiting,
+)
+from pdserve.sampling import SampleKey
+from pdserve.service.config import TimeoutsConfig
+from router.member import AttemptMessage, Member
+from router.progress_timer import CallLater, ProgressTimer
+from router.timings import AttemptTimes
+
+
+class AttemptPhase(Enum):
+    """Where an attempt is, as far as the router knows."""
+
+    GRANTING = "granting"
+    WAITING = "waiting"
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    HANDOFF = "handoff"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    ENDED = "ended"
+
+
+class Sink(Protocol):
+    """The choice that the tokens belong to."""
+
+    def on_tokens(self, attempt: Attempt, token_ids: tuple[int, ...]) -> bool:
+        """The next tokens, in order.
+
+        returns  whether the choice has ended with them (or before them); what comes later is overrun
+        """
+        ...
+
+    def on_first_token(self, attempt: Attempt, message: FirstToken) -> None:
+        """The prefill worker's figures, once per attempt, before its token or after it."""
+        ...
+
+    def on_started(self, attempt: Attempt, message: Started) -> None:
+        """D's verdict: the sequence runs there."""
+        ...
+
+    def on_finished(self, attempt: Attempt, message: Finished) -> None:
+        """The decode worker's figures at the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What an attempt computes: prompt and tokens so far, under the request's key.
+
+    age_s  since the first StartDecode of this choice
+    """
+
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    key: SampleKey
+    num_strikes: int
+    priority: int
+    age_s: float
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended: error None = the choice has ended; `refused_by`: nothing was begun."""
+
+    error: PdserveError | None = None
+    refused_by: Member | None = None
+
+
+class Attempt:
+    """Event-loop thread only. `outcome` is resolved when the attempt has ended by itself.
+
+    prefill       None = the decode worker prefills
+    deadline_left_s  seconds that the client still gives, asked when a command is written
+    on_settled    called once: the sequence runs, or the attempt has ended
+    """
+
+    def __init__(
+        self,
+        handle: int,
+        order: Order,
+        prefill: Member | None,
+        decode: Member,
+        sink: Sink,
+        *,
+        timeouts: TimeoutsConfig,
+        clock: Clock,
+        call_later: CallLater,
+        deadline_left_s: Callable[[], float],
+        on_settled: Callable[[], None],
+    ) -> None:
+        self.handle = handle
+        self.order = order
+        self.prefill = prefill
+        self.decode = decode
+        self.phase = AttemptPhase.GRANTING
+        self.since_s = clock.now_s()  # in this phase, or without progress in it
+        self.times = AttemptTimes(credit_held_s=clock.now_s())
+        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.prefilled_tokens = 0  # P's progress
+        self.started = False  # D's verdict was Started
+        self._sink = sink
+        self._timeouts = timeouts
+        self._clock = clock
+        self._deadline_left_s = deadline_left_s
+        self._on_settled: Callable[[], None] | None = on_settled
+        self._timer = ProgressTimer(call_later, clock, self._expired)
+        self._prefill_written = False
+        self._prefill_over = prefill is None  # P has ended its part itself, or its session is gone
+        self._decode_over = False
+        self._prefill_error: PdserveError | None = None
+        self._pulled_blocks = 0
+        self._next_position = len(order.token_ids)
+        self._first_token: int | None = None
+        self._early: list[StepTokens] = []  # came before the first token was known
+        self._ended_by_tokens = False
+
+    # --- begin
+
+    def start(self, num_blocks: int) -> None:
+        """Book it on both workers and ask the decode worker. num_blocks: what it will hold there."""
+        now_s = self._clock.now_s()
+        order = self.order
+        num_tokens = len(order.token_ids)
+        self.decode.open_leg(self.handle, self)
+        self.decode.accounting.assign(
+            self.handle, num_tokens if self.prefill is None else 0, num_blocks, now_s
+        )
+        if self.prefill is not None:
+            self.prefill.open_leg(self.handle, self)
+            self.prefill.credit.hold(self.handle, num_tokens)
+            self.prefill.accounting.assign(self.handle, num_tokens, 0, now_s)
+        self.decode.send(
+            StartDecode(
+                handle=self.handle,
+                token_ids=order.token_ids,
+                num_prompt_tokens=order.num_prompt_tokens,
+                key=order.key,
+                deadline_left_s=self._deadline_left_s(),
+                num_strikes=order.num_strikes,
+                source=None if self.prefill is None else self.prefill.ref,
+                priority=order.priority,
+                age_s=order.age_s,
+                cache_salt=order.cache_salt,
+            )
+        )
+        self.times.decode_written_s = now_s
+        self._timer.restart(self._timeouts.grant_s)
+
+    # --- messages
+
+    def on_message(self, member: Member, message: AttemptMessage) -> None:
+        """One message of one of the two workers."""
+        if member is self.decode:
+            self._from_decode(message)
+        else:
+            self._from_prefill(member, message)
+
+    def _from_decode(self, message: AttemptMessage) -> None:
+        match message:
+            case StepTokens():
+                self._on_tokens(message)
+            case Progress():
+                self._on_decode_progress(message)
+            case Granted():
+                self._on_granted(message)
+            case Waiting():
+                if self.phase is AttemptPhase.GRANTING:
+                    self._enter(AttemptPhase.WAITING)
+            case Refused():
+                self._decode_over = True
+                self._refused(self.decode, message)
+            case Started():
+                self._on_started(message)
+            case Finished():
+                self._on_finished(message)
+            case Failed():
+                self._decode_over = True
+                # P's own error came first and says more than D's "withdrawn" or "link ended".
+                self._fail(self._prefill_error or from_failure(message.failure))
+            case FirstToken() | PromptLogprobs():
+                self._unexpected(message)
+
+    def _from_prefill(self, member: Member, message: AttemptMessage) -> None:
+        match message:
+            case Progress():
+                self._on_prefill_progress(message)
+            case FirstToken():
+                self._on_first_token(message)
+            case Refused():
+                self._prefill_over = True
+                self._refused(member, message)
+            case Failed():
+                self._prefill_over = True
+                self._lose_prefill(from_failure(message.failure))
+            case PromptLogprobs():
+                pass  # asked for by nobody yet; a request for them is refused at the door
+            case _:
+                self._unexpected(message)
+
+    def on_session_lost(self, member: Member, error: PdserveError) -> None:
+        """The session that one of the two workers was reached through has ended."""
+        if member is self.decode:
+            self._decode_over = True
+            self._fail(self._prefill_error or error)
+        else:
+            self._prefill_over = True
+            self._lose_prefill(error)
+
+    def _refused(self, member: Member, message: Refused) -> None:
+        """A worker never started it. Nothing else is placed there before its next load report."""
+        member.refusing = True
+        self._end(Outcome(from_failure(message.failure), refused_by=member))
+
+    # --- the grant
+
+    def _on_granted(self, granted: Granted) -> None:
+        if self.phase not in (AttemptPhase.GRANTING, AttemptPhase.WAITING):
+            self._unexpected(granted)
+            return
+        now_s = self._clock.now_s()
+        self.times.granted_s = now_s
+        self._enter(AttemptPhase.QUEUED)
+        if self.prefill is None:
+            return
+        order = self.order
+        self._prefill_written = True
+        self.prefill.send(
+            StartPrefill(
+                handle=self.handle,
+                token_ids=order.token_ids,
+                num_prompt_tokens=order.num_prompt_tokens,
+                key=order.key,
+                deadline_left_s=self._deadline_left_s(),
+                num_strikes=order.num_strikes,
+                lease_id=granted.lease_id,
+                decode_worker=self.decode.ref,
+                num_skip_blocks=granted.num_cached_blocks,
+                cache_salt=order.cache_salt,
+            )
+        )
+        self.times.prefill_written_s = now_s
+
+    # --- prefill
+
+    def _on_prefill_progress(self, progress: Progress) -> None:
+        if progress.phase is Phase.PREFILLING:
+            self.prefilled_tokens = max(self.prefilled_tokens, progress.amount)
+        if self.phase not in (AttemptPhase.QUEUED, AttemptPhase.PREFILLING):
+            return
+        if progress.phase is Phase.PREFILLING:
+            self._enter(AttemptPhase.PREFILLING)
+            self._restart(self._timeouts.prefill_progress_s)
+        elif progress.phase in (Phase.QUEUED, Phase.PREEMPTED):
+            self._enter(AttemptPhase.QUEUED)
+
+    def _on_first_token(self, message: FirstToken) -> None:
+        self.times.on_first_token(message)
+        self._sink.on_first_token(self, message)
+        if message.final:
+            # P hands nothing over; D still holds its grant, and close() aborts it.
+            self._prefill_over = True
+        elif not self.started:
+            self.prefilled_tokens = len(self.order.token_ids)
+            self._enter(AttemptPhase.HANDOFF)
+            self._timer.restart(self._timeouts.handoff_s)
+        is_news = self._first_token is None
+        choice_ended = self._take_first(message.token_id)
+        if choice_ended and is_news:
+            self._end(Outcome())
+        elif message.final and not choice_ended:
+            self._fail(InvariantViolated("P called a token final that is not", token_id=message.token_id))
+
+    def _lose_prefill(self, error: PdserveError) -> None:
+        """P is out. Once StartPrefill was written, D alone knows whether the hand-off happened."""
+        if self.started:
+            return
+        if not self._prefill_written:
+            self._fail(error)
+            return
+        if self._prefill_error is None:
+            self._prefill_error = error
+        if self.phase is not AttemptPhase.HANDOFF:
+            self._enter(AttemptPhase.HANDOFF)
+            self._timer.restart(self._timeouts.handoff_s)
+
+    # --- the verdict, and what follows
+
+    def _on_started(self, message: Started) -> None:
+        if self.started or self.phase in (AttemptPhase.GRANTING, AttemptPhase.WAITING):
+            self._unexpected(message)
+            return
+        self.started = True
+        self._settle()
+        self._sink.on_started(self, message)
+        if self.prefill is None:
+            self.times.prefill_queue_s, self.times.prefill_s = message.queue_s, message.prefill_s
+        self._enter(AttemptPhase.RUNNING)
+        self._timer.restart(self._timeouts.token_gap_s)
+        self._take_first(message.first_token)
+
+    def _take_first(self, token_id: int) -> bool:
+        """The first token, from whom it comes first. Returns whether the choice has ended with it."""
+        if self._first_token is not None:
+            if self._first_token != token_id:
+                self._fail(
+                    InvariantViolated(
+                        "two first tokens of one attempt", shown=self._first_token, got=token_id
+                    )
+                )
+            return self._ended_by_tokens
+        self._first_token = token_id
+        self._next_position += 1
+        self._give((token_id,))
+        early, self._early = self._early, []
+        for tokens in early:
+            if not self.ended:
+                self._on_tokens(tokens)
+        return self._ended_by_tokens
+
+    def _on_tokens(self, message: StepTokens) -> None:
+        if self._first_token is None:
+            self._early.append(message)
+            return
+        if message.first_position != self._next_position:
+            self._fail(
+                InvariantViolated("tokens out of order", want=self._next_position, got=message.first_position)
+            )
+            return
+        self._next_position += len(message.token_ids)
+        if self.phase is AttemptPhase.PREEMPTED:
+            self._enter(AttemptPhase.RUNNING)
+        if self.phase is AttemptPhase.RUNNING:
+            self._restart(self._timeouts.token_gap_s)
+        self._give(message.token_ids)
+
+    def _give(self, token_ids: tuple[int, ...]) -> None:
+        self._ended_by_tokens = self._sink.on_tokens(self, token_ids)
+
+    def end_by_text(self) -> None:
+        """The choice ended by its text, which workers don't know: stop them."""
+        if not self.ended:
+            self._end(Outcome())
+
+    def _on_decode_progress(self, progress: Progress) -> None:
+        match progress.phase:
+            case Phase.PULLING:
+                if progress.amount > self._pulled_blocks:
+                    self._pulled_blocks = progress.amount
+                    if self.phase is AttemptPhase.HANDOFF:
+                        self._restart(self._timeouts.handoff_s)
+            case Phase.PREEMPTED:
+                if self.started:
+                    self._enter(AttemptPhase.PREEMPTED)
+                elif self.prefill is None:
+                    self._on_prefill_progress(progress)
+            case Phase.RUNNING:
+                if self.phase is AttemptPhase.PREEMPTED:
+                    self._enter(AttemptPhase.RUNNING)
+                    self._timer.restart(self._timeouts.token_gap_s)
+            case Phase.QUEUED | Phase.PREFILLING:
+                if self.prefill is None:
+                    self._on_prefill_progress(progress)
+
+    def _on_finished(self, message: Finished) -> None:
+        self._decode_over = True
+        if message.num_tokens != self._next_position or self._first_token is None:
+            self._fail(
+                InvariantViolated(
+                    "the decode worker counts other tokens", want=self._next_position, got=message.num_tokens
+                )
+            )
+            return
+        self._sink.on_finished(self, message)
+        if self._ended_by_tokens:
+            self._end(Outcome())
+        else:
+            self._fail(InvariantViolated("the decode worker ended too early", reason=message.reason.value))
+
+    # --- end
+
+    @property
+    def ended(self) -> bool:
+        """Whether its handle is closed."""
+        return self.phase is AttemptPhase.ENDED
+
+    def close(self) -> None:
+        """Close the handle and stop what still runs on the workers. Idempotent; doesn't wait."""
+        if self.ended:
+            return
+        self._enter(AttemptPhase.ENDED)
+        if not self._decode_over:
+            self.decode.abort(self.handle)
+        if self.prefill is not None and not self._prefill_over and not self.started and self._prefill_written:
+            self.prefill.abort(self.handle)
+        self.decode.close_leg(self.handle)
+        if self.prefill is not None:
+            self.prefill.close_leg(self.handle)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._on_settled is not None:
+            on_settled, self._on_settled = self._on_settled, None
+            on_settled()
+
+    def _fail(self, error: PdserveError) -> None:
+        """End by an error, unless all tokens have been given: then the choice is complete."""
+        self._end(Outcome() if self._ended_by_tokens else Outcome(error))
+
+    def _end(self, outcome: Outcome) -> None:
+        if self.ended:
+            return
+        self.close()
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+    def _unexpected(self, message: AttemptMessage) -> None:
+        self._fail(
+            InvariantViolated(
+                "a message that doesn't fit the attempt's state",
+                got=type(message).__name__,
+                phase=self.phase.value,
+            )
+        )
+
+    def _expired(self) -> None:
+        match self.phase:
+            case AttemptPhase.GRANTING:
+                error = self._late("no answer to StartDecode", self._timeouts.grant_s, self.decode)
+            case AttemptPhase.PREFILLING:
+                worker = self.prefill if self.prefill is not None else self.decode
+                error = self._late("no prefill progress", self._timeouts.prefill_progress_s, worker)
+            case AttemptPhase.HANDOFF:
+                late = self._late("no verdict on the hand-off", self._timeouts.handoff_s, self.decode)
+                error = self._prefill_error or late
+            case _:
+                error = self._late("no token", self._timeouts.token_gap_s, self.decode)
+        self._fail(error)
+
+    def _late(self, what: str, after_s: float, worker: Member) -> PdserveError:
+        return WorkerLost(f"{what} in time", after_s=after_s, worker=worker.ref)
+
+    def _restart(self, after_s: float) -> None:
+        """There was progress: the time of this phase begins anew."""
+        self.since_s = self._clock.now_s()
+        self._timer.restart(after_s)
+
+    def _enter(self, phase: AttemptPhase) -> None:
+        if phase is not self.phase:
+            self.phase = phase
+            self.since_s = self._clock.now_s()
+            self._timer.stop()

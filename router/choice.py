@@ -1,0 +1,181 @@
+"""One choice of a request: its ids, its text, and where it ended. Attempts come and go; this stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pdserve.clock import Clock
+from pdserve.detokenizer import TextStream
+from pdserve.messages import Finished as DecodeFinished
+from pdserve.messages import FirstToken
+from pdserve.messages import Started as DecodeStarted
+from pdserve.request import Finished, ResumeChoice, Tokens, Usage
+from pdserve.sampling import FinishReason, SampleKey, finish_reason
+from router.attempt import Attempt
+from router.metrics import RouterMetrics
+from router.output import Output
+from router.stop_text import Released, StopText
+from router.timings import ChoiceTimes
+
+
+class Choice:
+    """Takes the tokens of its attempts in, each index once, and gives them out. Event-loop thread only.
+
+    on_begin    called with the number of cached prompt tokens before the first token is given out
+    on_started  called when a decode worker has said that it runs there
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        key: SampleKey,
+        stream: TextStream,
+        output: Output,
+        received_s: float,
+        clock: Clock,
+        metrics: RouterMetrics,
+        *,
+        on_begin: Callable[[int], None],
+        on_started: Callable[[], None],
+    ) -> None:
+        self.key = key
+        self.ids = list(prompt_ids)  # prompt and all tokens so far, those held back included
+        self.num_prompt_tokens = len(prompt_ids)
+        self.reason: FinishReason | None = None
+        self.times = ChoiceTimes(received_s)
+        self.num_shown = 0  # tokens given out, or held by the client already
+        self.num_cached_tokens: int | None = None
+        self.prefill_worker = ""
+        self.decode_worker = ""
+        self.kv_bytes = 0
+        self.transport = ""
+        self._prefill_energy_j: float | None = None
+        self._decode_energy_j: float | None = None
+        self._stream = stream
+        self._stop = StopText(key.params.stop, key.params.include_stop)
+        self._output = output
+        self._clock = clock
+        self._metrics = metrics
+        self._on_begin = on_begin
+        self._on_started = on_started
+
+    @property
+    def index(self) -> int:
+        """Which one of the request's choices."""
+        return self.key.choice
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens so far, those held back included."""
+        return len(self.ids) - self.num_prompt_tokens
+
+    def restore(self, held: ResumeChoice) -> None:
+        """Take over what the client was shown by another router, without showing it again.
+
+        Ends the choice if these tokens end it, or if the client knows that it has ended.
+        """
+        for token_id in held.token_ids:
+            if self.reason is None:
+                self._take(token_id)
+        self.num_shown = self.num_generated
+        if self.reason is None:
+            self.reason = held.finish_reason
+
+    # --- Sink of the attempts
+
+    def on_tokens(self, attempt: Attempt, token_ids: tuple[int, ...]) -> bool:
+        """The next tokens of the attempt, in order. Returns whether the choice has ended."""
+        read_s = self._clock.now_s()
+        ids: list[int] = []
+        text = ""
+        count = 0
+        for token_id in token_ids:
+            if self.reason is not None:
+                self._metrics.overrun_tokens.inc()
+                continue
+            count += 1
+            released = self._take(token_id)
+            ids.extend(released.token_ids)
+            text += released.text
+        for gap_s in self.times.on_tokens(count, read_s, attempt.times):
+            self._metrics.itl_s.observe(gap_s)
+        if ids:
+            self._on_begin(self.num_cached_tokens or 0)
+            first_index, self.num_shown = self.num_shown, self.num_shown + len(ids)
+            self._metrics.tokens.inc(len(ids))
+            self._output.put(
+                Tokens(choice=self.index, first_index=first_index, token_ids=tuple(ids), text=text)
+            )
+        if self.reason is FinishReason.STOP_TEXT:
+            attempt.end_by_text()
+        return self.reason is not None
+
+    def on_first_token(self, attempt: Attempt, message: FirstToken) -> None:
+        """P's figures."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = min(message.num_cached_tokens, self.num_prompt_tokens)
+        if message.energy_j is not None:
+            self._prefill_energy_j = (self._prefill_energy_j or 0.0) + message.energy_j
+
+    def on_started(self, attempt: Attempt, message: DecodeStarted) -> None:
+        """D's figures, and its verdict."""
+        if self.num_cached_tokens is None and attempt.prefill is None:
+            self.num_cached_tokens = min(message.num_cached_tokens, self.num_prompt_tokens)
+        self.times.started = message
+        self.kv_bytes, self.transport = message.received_bytes, message.transport
+        self._metrics.kv_bytes.inc(message.received_bytes)
+        self._metrics.kv_transfer_s.inc(message.transfer_s)
+        self._on_started()
+
+    def on_finished(self, attempt: Attempt, message: DecodeFinished) -> None:
+        """D's figures at the end."""
+        self.times.finished = message
+        if message.energy_j is not None:
+            self._decode_energy_j = (self._decode_energy_j or 0.0) + message.energy_j
+
+    # --- text
+
+    def _take(self, token_id: int) -> Released:
+        """Append one token; returns what may be shown now, and sets the reason if it is the last."""
+        self.ids.append(token_id)
+        num_generated = self.num_generated
+        reason = finish_reason(self.key, token_id, num_generated)
+        hidden = reason in (FinishReason.EOS, FinishReason.STOP_TOKEN) and not self.key.params.include_stop
+        text = "" if hidden else self._stream.step((token_id,))
+        if reason is not None:
+            text += self._stream.flush()
+        if num_generated < self.key.params.min_tokens:
+            released = self._stop.pass_through(token_id, text)
+        else:
+            released = self._stop.push(token_id, text)
+        if released.stopped:
+            self.reason = FinishReason.STOP_TEXT
+            return released
+        self.reason = reason
+        if reason is None:
+            return released
+        rest = self._stop.flush()
+        return Released(released.token_ids + rest.token_ids, released.text + rest.text)
+
+    # --- end
+
+    def finished(self, now_s: float, num_attempts: int) -> Finished:
+        """The closing event; now_s: when the client takes it."""
+        assert self.reason is not None, "a choice finishes with a reason"
+        return Finished(
+            choice=self.index,
+            reason=self.reason,
+            usage=Usage(
+                num_prompt_tokens=self.num_prompt_tokens,
+                num_cached_tokens=self.num_cached_tokens or 0,
+                num_completion_tokens=self.num_generated,
+            ),
+            timings=self.times.timings(now_s),
+            num_attempts=num_attempts,
+            prefill_worker=self.prefill_worker,
+            decode_worker=self.decode_worker,
+            kv_bytes=self.kv_bytes,
+            transport=self.transport,
+            prefill_energy_j=self._prefill_energy_j,
+            decode_energy_j=self._decode_energy_j,
+        )

@@ -1,0 +1,367 @@
+"""The workers that are here: sessions, epochs, signs of life, pairs, and what the router may do with them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from pdserve.clock import Clock
+from pdserve.errors import Draining, NoWorker, PdserveError, Stale, WorkerLost
+from pdserve.ids import WorkerRef
+from pdserve.messages import (
+    CacheEvent,
+    Credits,
+    Demand,
+    Down,
+    DownHeartbeat,
+    Drain,
+    Heartbeat,
+    Hello,
+    Load,
+    PairState,
+    Role,
+    SetRole,
+    Step,
+    Superseded,
+    TokenizerFile,
+    Up,
+)
+from pdserve.service.config import RouterConfig, TimeoutsConfig
+from pdserve.session import Session
+from router.identity import ModelIdentity, check_hello
+from router.liveness import Liveness
+from router.member import AttemptMessage, Member
+from router.metrics import RouterMetrics
+from router.pairs import PairOrders
+
+log = structlog.get_logger()
+
+PREFILL, DECODE, PAIR = "prefill", "decode", "pair"
+
+
+class Fleet:
+    """Everything the router knows of its workers. Event-loop thread only.
+
+    on_change          called after anything that may let a waiting request go on
+    on_topology        called when workers or pairs have changed; True = some way to serve a request exists
+    on_tokenizer_file  called with each file of a tokenizer that a worker was asked for
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        timeouts: TimeoutsConfig,
+        clock: Clock,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._timeouts = timeouts
+        self._allow_local_prefill = config.allow_local_prefill
+        self._clock = clock
+        self._metrics = metrics
+        self._members: dict[str, Member] = {}
+        self._orders = PairOrders(config.pairs_per_prefill)
+        self._stuck: dict[WorkerRef, int] = {}  # processes whose engine hung, and the step count they hung at
+        self._known = asyncio.Event()
+        self.identity: ModelIdentity | None = None
+        self.window_tokens = 0  # the smallest of those that are here; stays when all have left
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_topology: Callable[[bool], None] = lambda usable: None
+        self.on_tokenizer_file: Callable[[Member, TokenizerFile], None] = lambda member, file: None
+
+    # --- membership
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Those that are here, by time of joining."""
+        return tuple(self._members.values())
+
+    def get(self, worker_id: str) -> Member | None:
+        """The live session of a worker."""
+        return self._members.get(worker_id)
+
+    def join(self, session: Session[Down, Up], hello: Hello, welcome: Callable[[], None]) -> Member:
+        """Take a worker in. welcome: called once it is accepted, before anything else is sent to it.
+
+        Raises Incompatible, and Stale if a later epoch of this worker id is here (it then has been told Superseded).
+        """
+        check_hello(hello)
+        if self.identity is not None and self._members:
+            self.identity.check(hello)
+        self._settle_epochs(session, hello)
+        if self.identity is None or not self._members:
+            self.identity = ModelIdentity.of(hello)
+            self._known.set()
+        welcome()
+        stuck_at = self._stuck.pop(hello.worker, None)
+        liveness = Liveness(self._clock.now_s(), self._timeouts.link_s, stuck_at)
+        member = Member(session, hello, liveness, draining=hello.draining)
+        self._members[member.id] = member
+        self._renew_window()
+        log.info(
+            "worker.joined",
+            worker=member.id,
+            epoch=str(member.ref.epoch),
+            role=hello.role.value,
+            role_generation=hello.role_generation,
+            peer=session.peer,
+            window_tokens=hello.window_tokens,
+            num_blocks=hello.num_blocks,
+        )
+        self._membership_changed()
+        return member
+
+    def _settle_epochs(self, session: Session[Down, Up], hello: Hello) -> None:
+        """Only one process of a worker id stays: the later one; of one process, the later session."""
+        earlier = self._members.get(hello.worker.id)
+        if earlier is None:
+            return
+        if hello.worker.epoch < earlier.ref.epoch:
+            session.send(Superseded())
+            raise Stale("a later epoch of this worker is here", worker=hello.worker, here=earlier.ref)
+        if hello.worker.epoch > earlier.ref.epoch:
+            self._supersede(earlier)
+        else:
+            self.leave(earlier, WorkerLost("the worker has opened a new session", worker=earlier.ref))
+            earlier.session.close("a new session of this worker has begun")
+
+    def _supersede(self, earlier: Member) -> None:
+        """Nothing of it is used any more."""
+        earlier.session.send(Superseded())
+        self.leave(earlier, WorkerLost("superseded by a later epoch", worker=earlier.ref))
+        earlier.session.close("superseded by a later epoch")  # what was sent before still goes
+
+    def leave(self, member: Member, error: PdserveError) -> None:
+        """A session has ended: all that ran on it learns of it. Idempotent."""
+        if not member.live:
+            return
+        member.live = False
+        del self._members[member.id]
+        log.info("worker.left", worker=member.id, epoch=str(member.ref.epoch), reason=str(error))
+        self._metrics.workers_left.inc()
+        legs = list(member.legs.values())
+        member.legs.clear()
+        for leg in legs:
+            leg.on_session_lost(member, error)
+        self._renew_window()
+        self._membership_changed()
+
+    def _membership_changed(self) -> None:
+        self._orders.refresh(self.members, self._clock.now_s())
+        for role in Role:
+            count = sum(1 for member in self._members.values() if member.hello.role is role)
+            self._metrics.workers.labels(role=role.value).set(count)
+        self._topology_changed()
+
+    def _renew_window(self) -> None:
+        windows = [member.hello.window_tokens for member in self._members.values()]
+        self.window_tokens = min(windows, default=self.window_tokens)
+
+    def _topology_changed(self) -> None:
+        self._metrics.pairs_up.set(len(self.usable_pairs()))
+        self.on_topology(not self.missing)
+        self.on_change()
+
+    async def get_identity(self, wait_s: float) -> ModelIdentity:
+        """The model that is served; waits for the first worker. Raises NoWorker after wait_s."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._known.wait()
+        except TimeoutError:
+            raise NoWorker("no worker has joined that knows the model", waited_s=wait_s) from None
+        assert self.identity is not None
+        return self.identity
+
+    # --- what a worker says
+
+    def on_message(self, member: Member, message: Up) -> None:
+        """Take in one message; never waits."""
+        if not member.live:
+            return
+        member.liveness.heard(self._clock.now_s())
+        match message:
+            case Step():
+                for tokens in message.sequences:
+                    self._to_leg(member, tokens)
+            case Heartbeat():
+                self._on_heartbeat(member, message)
+            case Load():
+                self._on_load(member, message)
+            case PairState():
+                self._on_pair_state(member, message)
+            case Credits():
+                member.credit.balance = message.balance
+                self.on_change()
+            case TokenizerFile():
+                self.on_tokenizer_file(member, message)
+            case Hello():
+                raise WorkerLost("a second Hello on one session", worker=member.ref)
+            case _:
+                self._to_leg(member, message)
+
+    def on_cache_event(self, worker: WorkerRef, event: CacheEvent) -> bool:
+        """Take in one block event.
+
+        returns  whether the worker must be asked for a snapshot
+        """
+        member = self._members.get(worker.id)
+        if member is None or member.ref != worker:
+            return False
+        ask = member.cache.apply(event)
+        if ask:
+            self._metrics.cache_event_gaps.inc()
+        return ask
+
+    def _to_leg(self, member: Member, message: AttemptMessage) -> None:
+        leg = member.legs.get(message.handle)
+        if leg is None:
+            self._metrics.dropped_messages.labels(message=type(message).__name__).inc()
+            return
+        held = member.credit.available
+        member.answered(message.handle)
+        leg.on_message(member, message)
+        if member.credit.available > held:
+            self.on_change()
+
+    def _on_heartbeat(self, member: Member, beat: Heartbeat) -> None:
+        was_suspect = member.liveness.suspect
+        member.liveness.heartbeat(beat.num_steps, beat.has_work, self._clock.now_s())
+        if was_suspect and not member.liveness.suspect:
+            self._topology_changed()
+
+    def _on_load(self, member: Member, load: Load) -> None:
+        member.accounting.report(load)
+        member.liveness.reported_step_time(load.step_s)
+        member.refusing = False
+        if load.draining and not member.draining:
+            self.mark_draining(member)
+        self.on_change()
+
+    def _on_pair_state(self, member: Member, state: PairState) -> None:
+        if not self._orders.on_state(member, state):
+            return
+        log.info(
+            "pair.up" if state.up else "pair.down",
+            prefill=member.id,
+            decode=state.decode_worker.id,
+            transport=state.transport,
+            reason=state.reason,
+            generation=state.generation,
+        )
+        self._topology_changed()
+
+    # --- what the router has learnt
+
+    def mark_refusing(self, member: Member, error: PdserveError) -> None:
+        """It refused something: it isn't asked again before its next load report."""
+        member.refusing = True
+        if isinstance(error, Draining):
+            self.mark_draining(member)
+        self._orders.widen(self.members, self._clock.now_s())
+
+    def mark_draining(self, member: Member) -> None:
+        """It takes no new work any more."""
+        if not member.draining:
+            member.draining = True
+            log.info("worker.draining", worker=member.id)
+            self._topology_changed()
+
+    def attempt_ended(self) -> None:
+        """Credit and load that an attempt held are free."""
+        self.on_change()
+
+    def tick(self, num_waiting_tokens: int) -> None:
+        """Once a heartbeat: say that the router lives, tell demand, look for those that don't live any more."""
+        now_s = self._clock.now_s()
+        self._orders.ask_again(self.members, now_s)
+        for member in self.members:
+            reason = member.liveness.why_dead(now_s)
+            if reason:
+                if member.liveness.hangs:
+                    self._stuck[member.ref] = member.liveness.num_steps
+                self.leave(member, WorkerLost(reason, worker=member.ref))
+                member.session.close(reason)
+            else:
+                member.send(DownHeartbeat())
+        self.tell_demand(num_waiting_tokens)
+
+    def tell_demand(self, num_waiting_tokens: int) -> None:
+        """Ask the prefill workers for credit: what waits here, in equal parts."""
+        prefills = [member for member in self.members if member.prefills and member.usable]
+        for member in prefills:
+            demand = math.ceil(num_waiting_tokens / len(prefills))
+            if demand != member.demand:
+                member.demand = demand
+                member.send(Demand(demand))
+
+    def drain(self, worker_id: str) -> bool:
+        """Tell a worker to drain; False if it isn't here."""
+        member = self._members.get(worker_id)
+        if member is None:
+            return False
+        member.send(Drain())
+        self.mark_draining(member)
+        return True
+
+    def set_role(self, worker_id: str, role: Role) -> bool:
+        """Tell a worker to drain and join anew in another role; False if it isn't here."""
+        member = self._members.get(worker_id)
+        if member is None:
+            return False
+        member.send(SetRole(role))
+        self.mark_draining(member)
+        return True
+
+    # --- what can be used
+
+    def usable_pairs(self) -> list[tuple[Member, Member]]:
+        """(prefill, decode) pairs that are up between workers that take work."""
+        pairs: list[tuple[Member, Member]] = []
+        for prefill in self._members.values():
+            if not prefill.prefills or not prefill.usable:
+                continue
+            for record in prefill.pairs.values():
+                decode = self._members.get(record.decode.id)
+                if record.up and decode is not None and decode.ref == record.decode and decode.usable:
+                    pairs.append((prefill, decode))
+        return pairs
+
+    def usable_alone(self) -> list[Member]:
+        """Workers that may prefill for themselves: role both, and decode workers where that is allowed."""
+        return [
+            member
+            for member in self._members.values()
+            if member.usable
+            and member.decodes
+            and (member.hello.role is Role.BOTH or self._allow_local_prefill)
+        ]
+
+    @property
+    def missing(self) -> str:
+        """What keeps every request waiting: "prefill", "decode", "pair", or "" if there is a way."""
+        if self.usable_alone() or self.usable_pairs():
+            return ""
+        usable = [member for member in self._members.values() if member.usable]
+        if not any(member.decodes for member in usable):
+            return DECODE
+        if not any(member.prefills for member in usable):
+            return PREFILL
+        return PAIR
+
+    def pair_reasons(self) -> str:
+        """Why no pair is up, for the message to a client: "p0>d0: reason; …", the first few."""
+        reasons = [
+            f"{member.id}>{record.decode.id}: {record.reason or 'down'}"
+            for member in self._members.values()
+            for record in member.pairs.values()
+            if not record.up
+        ]
+        return "; ".join(reasons[:4])
+
+    @property
+    def num_prefills(self) -> int:
+        """Workers that compute prompts: prefill workers, or those that prefill for themselves if there is none."""
+        prefills = sum(1 for member in self._members.values() if member.prefills and member.usable)
+        return prefills or len(self.usable_alone())

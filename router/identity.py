@@ -1,0 +1,69 @@
+"""What all workers of a cluster must agree on, and the check of a Hello against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from pdserve.errors import Incompatible
+from pdserve.messages import Hello
+
+_FIELDS = (
+    "model",
+    "weights_fingerprint",
+    "tokenizer_fingerprint",
+    "vocab_size",
+    "eos_token_ids",
+    "cache_seed",
+    "tp_size",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """The model that this router serves, as the first worker told it. Whether two workers' layouts and wire
+    versions fit is found out by their link's handshake."""
+
+    model: str
+    weights_fingerprint: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    cache_seed: bytes
+    tp_size: int
+
+    @classmethod
+    def of(cls, hello: Hello) -> Self:
+        """The identity that this worker brings."""
+        return cls(*(getattr(hello, name) for name in _FIELDS))
+
+    def check(self, hello: Hello) -> None:
+        """Raises Incompatible naming the first field that differs and both values."""
+        for name in _FIELDS:
+            ours, theirs = getattr(self, name), getattr(hello, name)
+            if ours != theirs:
+                raise Incompatible(
+                    f"worker's {name} differs from the cluster's",
+                    field=name,
+                    worker=hello.worker.id,
+                    theirs=_shown(theirs),
+                    ours=_shown(ours),
+                )
+
+
+def check_hello(hello: Hello) -> None:
+    """Raises Incompatible for a Hello that no router could work with."""
+    for name in ("block_size", "num_blocks", "window_tokens", "vocab_size", "tp_size"):
+        value = getattr(hello, name)
+        if value < 1:
+            raise Incompatible(
+                f"worker's {name} must be at least 1",
+                field=name,
+                worker=hello.worker.id,
+                theirs=value,
+                ours="at least 1",
+            )
+
+
+def _shown(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,137 @@
+"""One live session of one worker, as the router knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pdserve.errors import PdserveError
+from pdserve.ids import WorkerRef
+from pdserve.messages import (
+    Abort,
+    Down,
+    Failed,
+    Finished,
+    FirstToken,
+    Granted,
+    Hello,
+    Progress,
+    PromptLogprobs,
+    Refused,
+    Role,
+    Started,
+    StepTokens,
+    Up,
+    Waiting,
+)
+from pdserve.session import Session
+from router.accounting import Accounting, Credit
+from router.liveness import Liveness
+from router.prefix_index import PrefixIndex
+
+AttemptMessage = (
+    Granted
+    | Waiting
+    | Refused
+    | Progress
+    | FirstToken
+    | PromptLogprobs
+    | Started
+    | StepTokens
+    | Finished
+    | Failed
+)
+
+
+class Leg(Protocol):
+    """What runs on a worker under one handle: the receiver of its messages."""
+
+    def on_message(self, member: Member, message: AttemptMessage) -> None: ...
+
+    def on_session_lost(self, member: Member, error: PdserveError) -> None: ...
+
+
+@dataclass(slots=True)
+class PairRecord:
+    """One ordered pair, seen from its prefill worker."""
+
+    decode: WorkerRef
+    up: bool = False
+    transport: str = ""
+    reason: str = "ordered"
+    generation: int = 0
+    asked_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """State of one session; ends with it. Event-loop thread only.
+
+    refusing  it refused something and hasn't sent a load report since: it isn't asked again before
+    """
+
+    session: Session[Down, Up]
+    hello: Hello
+    liveness: Liveness
+    draining: bool = False
+    refusing: bool = False
+    live: bool = True
+    accounting: Accounting = field(default_factory=Accounting)
+    credit: Credit = field(default_factory=Credit)
+    cache: PrefixIndex = field(default_factory=PrefixIndex)
+    pairs: dict[str, PairRecord] = field(
+        default_factory=dict
+    )  # by id of the decode worker, in order of asking
+    legs: dict[int, Leg] = field(default_factory=dict)
+    demand: int = 0  # last one told
+
+    @property
+    def id(self) -> str:
+        return self.hello.worker.id
+
+    @property
+    def ref(self) -> WorkerRef:
+        return self.hello.worker
+
+    @property
+    def prefills(self) -> bool:
+        """Whether it prefills for other workers."""
+        return self.hello.role is Role.PREFILL
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it decodes, and so can prefill for itself."""
+        return self.hello.role in (Role.DECODE, Role.BOTH)
+
+    @property
+    def usable(self) -> bool:
+        """Whether new work may go there at all."""
+        return self.live and not self.draining and not self.liveness.suspect
+
+    def send(self, message: Down) -> None:
+        """Queue a message; a dead session swallows it."""
+        if self.live:
+            self.session.send(message)
+
+    def open_leg(self, handle: int, leg: Leg) -> None:
+        """Messages under this handle go to `leg` from now on."""
+        self.legs[handle] = leg
+
+    def close_leg(self, handle: int) -> None:
+        """Drop, and count, what still comes under this handle; what was booked for it is booked no more."""
+        self.legs.pop(handle, None)
+        self.credit.release(handle)
+        self.accounting.drop(handle)
+
+    def abort(self, handle: int) -> None:
+        """Tell the worker to end the attempt."""
+        self.send(Abort(handle))
+
+    def answered(self, handle: int) -> None:
+        """The worker has said something about this attempt: it counts it itself now."""
+        self.credit.release(handle)
+        self.accounting.answered(handle)
+
+
+OnChange = Callable[[], None]

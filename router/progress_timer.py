@@ -1,0 +1,66 @@
+"""One time-out that starts anew with progress, cheap enough to restart at every token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from pdserve.clock import Clock
+
+
+class CallLater(Protocol):
+    """How the router waits: the event loop's `call_later`."""
+
+    def __call__(self, delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle: ...
+
+
+class ProgressTimer:
+    """Calls `on_expired` once when `restart` or `stop` has not been called for the given time.
+
+    A restart only moves the moment; the loop's timer is looked at when it fires. Event-loop thread only.
+    """
+
+    def __init__(self, call_later: CallLater, clock: Clock, on_expired: Callable[[], None]) -> None:
+        self._call_later = call_later
+        self._clock = clock
+        self._on_expired = on_expired
+        self._due_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether it will expire."""
+        return self._due_s is not None
+
+    def restart(self, after_s: float) -> None:
+        """Expire in so many seconds from now unless called again before."""
+        self._due_s = self._clock.now_s() + after_s
+        if self._timer is not None:
+            if self._timer_due_s <= self._due_s:
+                return
+            self._timer.cancel()
+        self._arm(after_s)
+
+    def stop(self) -> None:
+        """Don't expire."""
+        self._due_s = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, after_s: float) -> None:
+        self._timer_due_s = self._clock.now_s() + after_s
+        self._timer = self._call_later(after_s, self._fired)
+
+    def _fired(self) -> None:
+        self._timer = None
+        if self._due_s is None:
+            return
+        left_s = self._due_s - self._clock.now_s()
+        if left_s > 1e-6:  # progress since; the loop's and our clock may differ by rounding
+            self._arm(left_s)
+            return
+        self._due_s = None
+        self._on_expired()

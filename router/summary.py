@@ -1,0 +1,76 @@
+"""The one canonical log line of a request, and its metrics at the end."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import structlog
+
+from pdserve.errors import PdserveError
+from pdserve.request import GenerateRequest
+from router.choice import Choice
+from router.metrics import RouterMetrics
+from router.tries import Tries
+
+log = structlog.get_logger()
+
+
+class EndedRequest(Protocol):
+    """What the summary reads."""
+
+    request: GenerateRequest
+    request_id: str
+    received_s: float
+    prompt_ids: tuple[int, ...]
+    choices: list[Choice]
+    tries: dict[int, Tries]
+
+
+def log_finished(
+    ended: EndedRequest, error: PdserveError | None, now_s: float, metrics: RouterMetrics
+) -> None:
+    """Called once for every request, however it ended."""
+    status = "OK" if error is None else error.code.value
+    metrics.requests.labels(status=status).inc()
+    for choice in ended.choices:
+        if choice.times.ttft_s is not None:
+            metrics.ttft_s.observe(choice.times.ttft_s)
+        if choice.times.queue_s is not None:
+            metrics.queue_s.observe(choice.times.queue_s)
+    fields: dict[str, object] = {
+        "request_id": ended.request_id,
+        "status": status,
+        "error": "" if error is None else str(error),
+        "num_prompt_tokens": len(ended.prompt_ids),
+        "num_completion_tokens": sum(choice.num_generated for choice in ended.choices),
+        "took_s": round(now_s - ended.received_s, 4),
+    }
+    if ended.choices:
+        first = ended.choices[0]
+        timings = first.times.timings(now_s)
+        fields |= {
+            "num_choices": len(ended.choices),
+            "num_cached_tokens": first.num_cached_tokens or 0,
+            "reasons": [choice.reason.value if choice.reason else "" for choice in ended.choices],
+            "attempts": sum(tries.num_attempts for tries in ended.tries.values()),
+            "strikes": sum(tries.num_strikes for tries in ended.tries.values()),
+            "prefill": first.prefill_worker,
+            "decode": first.decode_worker,
+            "transport": first.transport,
+            "kv_bytes": first.kv_bytes,
+        }
+        for name in (
+            "ttft",
+            "queue",
+            "reserve",
+            "dispatch",
+            "prefill_queue",
+            "prefill",
+            "relay",
+            "rest",
+            "first_gap",
+            "itl_p50",
+            "itl_p99",
+        ):
+            fields[f"{name}_s"] = round(getattr(timings, f"{name}_ms") / 1e3, 6)
+    log.info("request.finished", **fields)

@@ -1,0 +1,141 @@
+"""The model's tokenizer in the router: where it comes from, and work with it that never holds up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+import structlog
+
+from pdserve.errors import NoWorker
+from pdserve.messages import Hello, TokenizerFile
+from pdserve.request import Chat
+from pdserve.tokenizer import Tokenizer
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+INLINE_CHARACTERS = 2_000  # shorter texts are encoded in less time than a thread needs to be woken
+
+
+class Work(Protocol):
+    """Where computing goes that would hold up the loop: a thread pool, or (under virtual time) right here."""
+
+    async def run(self, call: Callable[[], T], /) -> T: ...
+
+
+class InlineWork:
+    """Does it at once."""
+
+    async def run(self, call: Callable[[], T], /) -> T:
+        return call()
+
+
+class ThreadWork:
+    """A few threads; tokenizers release the interpreter while they work."""
+
+    def __init__(self, num_threads: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
+
+    async def run(self, call: Callable[[], T], /) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def close(self) -> None:
+        """Let the threads go; what still runs there is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class ModelText:
+    """The tokenizer, once there is one. Event-loop thread only.
+
+    tokenizer  given at start, or None: then the first worker sends its files
+    on_loaded  called when one is there, or another one
+    """
+
+    def __init__(self, work: Work, tokenizer: Tokenizer | None = None) -> None:
+        self._work = work
+        self._tokenizer = tokenizer
+        self._fingerprint = tokenizer.fingerprint if tokenizer is not None else ""
+        self._arriving: dict[str, dict[str, bytes]] = {}  # by sender, then by file name
+        self._loaded = asyncio.Event()
+        self.on_loaded: Callable[[], None] = lambda: None
+        if tokenizer is not None:
+            self._loaded.set()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Of the model that is served."""
+        return self._tokenizer
+
+    def wants(self, hello: Hello) -> bool:
+        """Whether this worker must send its tokenizer files."""
+        return self._tokenizer is None or self._fingerprint != hello.tokenizer_fingerprint
+
+    def add_file(self, sender: str, file: TokenizerFile) -> dict[str, bytes] | None:
+        """One file of a tokenizer, by a worker that was asked.
+
+        returns  all files of that worker with the last one, for `load`
+        """
+        files = self._arriving.setdefault(sender, {})
+        files[file.name] = file.content
+        return self._arriving.pop(sender) if file.last else None
+
+    async def load(self, files: Mapping[str, bytes], fingerprint: str) -> None:
+        """Make the tokenizer of a worker's files the one in use, unless it is already. Raises Incompatible."""
+        if self._tokenizer is not None and self._fingerprint == fingerprint:
+            return  # another worker was quicker
+        tokenizer = await self._work.run(lambda: Tokenizer.from_files(files))
+        self._tokenizer, self._fingerprint = tokenizer, fingerprint
+        self._loaded.set()
+        log.info("tokenizer.loaded", fingerprint=fingerprint, vocab_size=tokenizer.vocab_size)
+        self.on_loaded()
+
+    def forget(self, sender: str) -> None:
+        """That worker's session has ended: what it sent of its files counts no more."""
+        self._arriving.pop(sender, None)
+
+    async def get(self, wait_s: float) -> Tokenizer:
+        """The tokenizer; waits for the first worker. Raises NoWorker after wait_s."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._loaded.wait()
+        except TimeoutError:
+            raise NoWorker("no worker has joined that knows the model", waited_s=wait_s) from None
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+    async def encode(self, tokenizer: Tokenizer, source: str | Chat) -> tuple[int, ...]:
+        """Ids of a text, or of a chat by the model's template. Raises InvalidRequest."""
+        if isinstance(source, str):
+            call = _encoding(tokenizer, source)
+            num_characters = len(source)
+        else:
+            call = _encoding_chat(tokenizer, source)
+            num_characters = sum(len(message.content) for message in source.messages)
+        if num_characters <= INLINE_CHARACTERS and isinstance(source, str):
+            return call()
+        return await self._work.run(call)
+
+    async def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included."""
+        return await self._work.run(lambda: tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def _encoding(tokenizer: Tokenizer, text: str) -> Callable[[], tuple[int, ...]]:
+    return lambda: tuple(tokenizer.encode(text))
+
+
+def _encoding_chat(tokenizer: Tokenizer, chat: Chat) -> Callable[[], tuple[int, ...]]:
+    messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+    tools = json.loads(chat.tools_json) if chat.tools_json else None
+    return lambda: tuple(
+        tokenizer.encode_chat(
+            messages,
+            tools,
+            add_generation_prompt=not chat.continue_final_message,
+            continue_final_message=chat.continue_final_message,
+        )
+    )

@@ -1,0 +1,118 @@
+"""Where the time of one choice went: the parts that TTFT sums up from, and the gaps between tokens.
+
+All moments are the router's clock, in seconds, but for what workers report as durations of their own clocks.
+inference.proto, message Timings, says from when to when each part runs.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdserve.messages import Finished, FirstToken, Started
+from pdserve.request import Timings
+
+
+@dataclass(slots=True, kw_only=True)
+class AttemptTimes:
+    """Moments of one attempt; None = it didn't come to that."""
+
+    credit_held_s: float
+    decode_written_s: float | None = None
+    granted_s: float | None = None
+    prefill_written_s: float | None = None
+    prefill_queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+    def on_first_token(self, message: FirstToken) -> None:
+        """The prefill worker's own part."""
+        self.prefill_queue_s = message.queue_s
+        self.prefill_s = message.prefill_s
+
+
+class ChoiceTimes:
+    """Collects the times of one choice over all its attempts. Event-loop thread only."""
+
+    def __init__(self, received_s: float) -> None:
+        self.received_s = received_s
+        self.first_attempt: AttemptTimes | None = None  # the one whose token was shown first
+        self.first_read_s: float | None = None  # that token was read from a worker's session
+        self.first_written_s: float | None = None  # and taken out to the client
+        self.started: Started | None = None
+        self.finished: Finished | None = None
+        self._last_read_s: float | None = None
+        self._gaps_s = array("d")
+
+    def on_tokens(self, count: int, read_s: float, attempt: AttemptTimes) -> Sequence[float]:
+        """So many tokens were read now.
+
+        returns  the gaps that this adds
+        """
+        first_gap = len(self._gaps_s)
+        for _ in range(count):
+            if self._last_read_s is None:
+                self.first_attempt, self.first_read_s = attempt, read_s
+            else:
+                self._gaps_s.append(read_s - self._last_read_s)
+            self._last_read_s = read_s
+        return self._gaps_s[first_gap:]
+
+    def on_first_written(self, now_s: float) -> None:
+        """The first token is on its way to the client."""
+        if self.first_written_s is None:
+            self.first_written_s = now_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Received to first token written."""
+        return None if self.first_written_s is None else self.first_written_s - self.received_s
+
+    @property
+    def queue_s(self) -> float | None:
+        """Received to credit held, of the attempt that gave the first token."""
+        return None if self.first_attempt is None else self.first_attempt.credit_held_s - self.received_s
+
+    def timings(self, now_s: float) -> Timings:
+        """All of them, in milliseconds."""
+        ms = self._ttft_parts()
+        started, finished = self.started, self.finished
+        gaps = sorted(self._gaps_s)
+        return Timings(
+            **{f"{name}_ms": value * 1e3 for name, value in ms.items()},
+            first_gap_ms=self._gaps_s[0] * 1e3 if gaps else 0.0,
+            transfer_exposed_ms=started.transfer_exposed_s * 1e3 if started is not None else 0.0,
+            commit_ms=started.commit_s * 1e3 if started is not None else 0.0,
+            decode_queue_ms=finished.decode_queue_s * 1e3 if finished is not None else 0.0,
+            decode_step_ms=finished.decode_step_s * 1e3 if finished is not None else 0.0,
+            itl_p50_ms=percentile(gaps, 50) * 1e3,
+            itl_p99_ms=percentile(gaps, 99) * 1e3,
+            total_ms=(now_s - self.received_s) * 1e3,
+        )
+
+    def _ttft_parts(self) -> dict[str, float]:
+        attempt, read_s, written_s = self.first_attempt, self.first_read_s, self.first_written_s
+        if attempt is None or read_s is None or written_s is None:
+            return {}
+        parts = {
+            "queue": attempt.credit_held_s - self.received_s,
+            "reserve": _between(attempt.decode_written_s, attempt.granted_s),
+            "dispatch": _between(attempt.granted_s, attempt.prefill_written_s),
+            "prefill_queue": attempt.prefill_queue_s,
+            "prefill": attempt.prefill_s,
+            "relay": written_s - read_s,
+        }
+        ttft_s = written_s - self.received_s
+        return {"ttft": ttft_s, **parts, "rest": ttft_s - sum(parts.values())}
+
+
+def _between(begin_s: float | None, end_s: float | None) -> float:
+    return 0.0 if begin_s is None or end_s is None else end_s - begin_s
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Nearest rank of ascending values; 0.0 of none."""
+    if not values:
+        return 0.0
+    return values[max(0, math.ceil(percent / 100 * len(values)) - 1)]

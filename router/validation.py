@@ -1,0 +1,54 @@
+"""What only the model can tell about a request: checked after tokenizing, before any reservation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdserve.errors import InvalidRequest, UnknownModel
+from pdserve.request import GenerateRequest
+
+
+def check_model(asked: str, served: str) -> None:
+    """Raises UnknownModel if a request names another model than the one that is served."""
+    if asked and asked != served:
+        raise UnknownModel("this cluster serves another model", asked=asked[:80], served=served)
+
+
+def check_ids(request: GenerateRequest, prompt_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises InvalidRequest for an empty prompt, and for ids outside the vocabulary."""
+    if not prompt_ids:
+        raise InvalidRequest("the prompt has no tokens")
+    resumed = [choice.token_ids for choice in request.resume.choices] if request.resume is not None else []
+    named = [("token_ids", prompt_ids), ("stop_token_ids", request.sampling.stop_token_ids)]
+    named += [("resume.token_ids", ids) for ids in resumed]
+    for name, ids in named:
+        worst = max(ids, default=0)
+        if worst >= vocab_size or min(ids, default=0) < 0:
+            raise InvalidRequest(
+                f"{name} holds an id outside the vocabulary", limit=vocab_size - 1, value=worst
+            )
+
+
+def resolve_max_tokens(request: GenerateRequest, num_prompt_tokens: int, window_tokens: int) -> int:
+    """The bound on generated tokens: what was asked for, or what is left of the window.
+
+    Raises InvalidRequest naming the window and the prompt's length if they don't fit.
+    """
+    max_tokens = request.sampling.max_tokens
+    needed = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
+    if needed > window_tokens:
+        raise InvalidRequest(
+            "prompt and max_tokens don't fit the window",
+            limit=window_tokens,
+            value=needed,
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens="unset" if max_tokens is None else max_tokens,
+        )
+    resolved = window_tokens - num_prompt_tokens if max_tokens is None else max_tokens
+    if request.resume is not None:
+        longest = max((len(choice.token_ids) for choice in request.resume.choices), default=0)
+        if longest > resolved:
+            raise InvalidRequest(
+                "resume holds more tokens than the request may have", limit=resolved, value=longest
+            )
+    return resolved
