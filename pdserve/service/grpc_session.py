@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from pdserve.errors import PdserveError, primary
+from pdserve.errors import Incompatible, PdserveError, WorkerLost, primary
 from pdserve.ids import Random, WorkerRef
 from pdserve.messages import CacheEvent, Down, Up
 from pdserve.rpc import convert
@@ -23,11 +23,12 @@ from pdserve.service.admission import (
     challenge_of,
     read_metadata,
 )
-from pdserve.service.cache_events import CacheEvents, CacheFeed
+from pdserve.service.cache_events import CacheEvents, SourceReader, Subscribe
 from pdserve.service.grpc_stream import LINGER_S, GrpcStream
 from pdserve.service.outbox import DEFAULT_LIMIT
 from pdserve.service.rpc import EOF, open_channel
 from pdserve.service.rpc_errors import ServerLost, error_of
+from pdserve.service.secret import Unauthenticated
 from pdserve.session import Session
 
 log = structlog.get_logger()
@@ -145,12 +146,14 @@ class GrpcDialer:
         self._outbox_limit = outbox_limit
 
     async def dial(self, address: str) -> Session[Up, Down]:
-        """Open a session. Raises ServerLost, Unauthenticated, or what else the router refuses it with."""
+        """Open a session. Raises WorkerLost if nobody answers there, or the router refuses; the reason is in it."""
         channel = self._open(address)
         try:
             call = await self._call(session_pb2_grpc.WorkersStub(channel).Session, address)
-        except BaseException:
+        except BaseException as error:
             await channel.close(None)
+            if isinstance(error, PdserveError):
+                raise _not_opened(error, address) from error
             raise
         session: GrpcStream[Up, Down] = GrpcStream(
             address, convert.up_to_proto, convert.down_from_proto, self._outbox_limit
@@ -158,20 +161,25 @@ class GrpcDialer:
         self._tasks.create_task(_run_dialed(session, call, channel))
         return session
 
-    async def send_cache_events(self, address: str, feed: CacheFeed) -> None:
-        """Send a feed to a router until the stream ends, then raise as `dial` does. Closes the feed."""
+    async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
+        """Tell a router about the prefix cache until the stream ends; then raise as `dial` does."""
         channel = self._open(address)
+        source: SourceReader | None = None
         try:
             call = await self._call(session_pb2_grpc.WorkersStub(channel).CacheEvents, address)
+            source = SourceReader(subscribe)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_answer_snapshots(call, feed, address))
+                tasks.create_task(_answer_snapshots(call, source, address))
                 await call.write(convert.cache_opening_to_proto(self._worker))
                 while True:
-                    await call.write(convert.cache_event_to_proto(await feed.next()))
+                    await call.write(convert.cache_event_to_proto(await source.next()))
+        except PdserveError as error:
+            raise _not_opened(error, address) from error
         except ExceptionGroup as group:
             raise _told(group, address) from group
         finally:
-            feed.close()
+            if source is not None:
+                source.close()
             await channel.close(None)
 
     def _open(self, address: str) -> grpc.aio.Channel:
@@ -216,20 +224,26 @@ async def _run_dialed(session: GrpcStream[Up, Down], call: Any, channel: grpc.ai
         await channel.close(None)
 
 
-async def _answer_snapshots(call: Any, feed: CacheFeed, address: str) -> None:
+async def _answer_snapshots(call: Any, source: SourceReader, address: str) -> None:
     while True:
         msg = await call.read()
         if msg is EOF:
-            raise ServerLost("the router ended the cache events", target=address)
+            raise WorkerLost("the router ended the cache events", peer=address)
         if msg.snapshot:
-            feed.request_snapshot()
+            source.snapshot()
+
+
+def _not_opened(error: PdserveError, address: str) -> WorkerLost:
+    if isinstance(error, Unauthenticated | Incompatible):  # comes again until an operator acts
+        log.warning("session.refused", peer=address, reason=str(error))
+    return WorkerLost("no session with the router", peer=address, reason=str(error))
 
 
 def _told(group: ExceptionGroup[Exception], address: str) -> Exception:
     """The one error of a broken stream that says why."""
     found = primary(group)
     if isinstance(found, grpc.aio.AioRpcError):
-        return error_of(found, address)
+        return WorkerLost("the cache events ended", peer=address, reason=found.details())
     if isinstance(found, asyncio.InvalidStateError):  # written to after the end
-        return ServerLost("the cache events ended", target=address)
+        return WorkerLost("the cache events ended", peer=address)
     return found if isinstance(found, PdserveError) else group

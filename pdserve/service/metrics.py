@@ -1,0 +1,88 @@
+"""What a worker exports to Prometheus. Seconds and bytes; no request ids as labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pdserve.messages import Load
+
+_STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_STATES = ("free", "granted", "owned", "cached", "quarantined", "promised")
+
+
+class Total:
+    """A counter fed from a running total that another owner keeps: `set` adds what has come since."""
+
+    def __init__(
+        self, registry: CollectorRegistry, name: str, doc: str, labels: tuple[str, ...] = ()
+    ) -> None:
+        self._counter = Counter(name, doc, labels, registry=registry)
+        self._seen: dict[tuple[str, ...], float] = {}
+
+    def set(self, total: float, *labels: str) -> None:
+        """The total as of now; smaller than before means that its keeper began anew from 0."""
+        seen = self._seen.get(labels, 0.0)
+        counter = self._counter.labels(*labels) if labels else self._counter
+        counter.inc(total - seen if total >= seen else total)
+        self._seen[labels] = total
+
+    def set_all(self, totals: Mapping[str, float]) -> None:
+        """Totals by the one label."""
+        for label, total in totals.items():
+            self.set(total, label)
+
+
+class WorkerMetrics:
+    """All of them, in a registry of their own. Event-loop thread only."""
+
+    def __init__(self) -> None:
+        r = self.registry = CollectorRegistry()
+        self.blocks = Gauge(
+            "pdserve_kv_blocks",
+            "KV blocks by state; promised stands beside the five states.",
+            ["state"],
+            registry=r,
+        )
+        self.running = Gauge("pdserve_running_sequences", "Sequences in the batch.", registry=r)
+        self.waiting = Gauge(
+            "pdserve_waiting_requests", "Requests that wait for blocks or their turn.", registry=r
+        )
+        self.queued_tokens = Gauge("pdserve_queued_prompt_tokens", "Prompt tokens of these.", registry=r)
+        self.draining = Gauge("pdserve_draining", "1 while the worker drains.", registry=r)
+        self.routers = Gauge("pdserve_routers_joined", "Routers that it has joined.", registry=r)
+        self.steps = Total(r, "pdserve_steps", "Engine steps.")
+        self.step_s = Histogram("pdserve_step_seconds", "One engine step.", registry=r, buckets=_STEP_S)
+        self.prefill_tokens = Total(r, "pdserve_prefill_tokens", "Prompt tokens computed.")
+        self.decode_tokens = Total(r, "pdserve_decode_tokens", "Tokens sampled.")
+        self.cache_query_tokens = Total(
+            r, "pdserve_cache_query_tokens", "Prompt tokens looked up in the cache."
+        )
+        self.cache_hit_tokens = Total(r, "pdserve_cache_hit_tokens", "Of these, those that were there.")
+        self.preemptions = Total(r, "pdserve_preemptions", "Running sequences whose blocks were taken back.")
+        self.revocations = Total(r, "pdserve_revocations", "Grants taken back before their commit.")
+        self.ignored = Total(r, "pdserve_ignored_messages", "Messages about attempts that had ended.")
+        self.failures = Total(r, "pdserve_failures", "Attempts that failed here, by error.", ("error",))
+        self.kv_bytes = Total(r, "pdserve_kv_transfer_bytes", "KV bytes by direction.", ("direction",))
+        self.kv_transfer_s = Total(r, "pdserve_kv_transfer_seconds", "First pull to last byte of hand-offs.")
+        self.handed_off = Total(r, "pdserve_kv_handoffs", "Leases by how they ended.", ("outcome",))
+        self.links = Gauge("pdserve_links", "Links that are up.", registry=r)
+        self.links_lost = Total(r, "pdserve_links_lost", "Links that broke or fell silent.")
+        self.leases = Gauge("pdserve_leases", "Leases in hand.", registry=r)
+        self.stale = Total(r, "pdserve_kv_stale", "Frames of a dead lease or generation, by peer.", ("peer",))
+        self.corrupt = Total(r, "pdserve_kv_corrupt", "Pieces with a wrong check sum, by sender.", ("peer",))
+        self.malformed = Total(r, "pdserve_kv_malformed", "Links ended by an impossible frame.", ("peer",))
+        for state in _STATES:
+            self.blocks.labels(state).set(0)
+
+    def on_load(self, load: Load) -> None:
+        """Take over what the worker tells its routers."""
+        for state in _STATES:
+            self.blocks.labels(state).set(getattr(load.blocks, state))
+        self.running.set(load.num_running)
+        self.waiting.set(load.num_waiting)
+        self.queued_tokens.set(load.num_queued_tokens)
+        self.draining.set(load.draining)
+        self.cache_query_tokens.set(load.num_cache_query_tokens)
+        self.cache_hit_tokens.set(load.num_cache_hit_tokens)
