@@ -1,0 +1,148 @@
+"""What a router says about its model and its cluster: the answers of GetModel and GetStatus."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pdserve.messages import BlockCounts
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.values import counts_from, counts_to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The model that a cluster serves; window_tokens is the smallest of its workers'."""
+
+    model: str
+    window_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    weights_fingerprint: str
+    tokenizer_fingerprint: str
+
+    @classmethod
+    def from_proto(cls, msg: pb.GetModelResponse) -> Self:
+        """The client's side."""
+        return cls(
+            model=msg.model,
+            window_tokens=msg.window_tokens,
+            vocab_size=msg.vocab_size,
+            eos_token_ids=tuple(msg.eos_token_ids),
+            has_chat_template=msg.has_chat_template,
+            weights_fingerprint=msg.weights_fingerprint,
+            tokenizer_fingerprint=msg.tokenizer_fingerprint,
+        )
+
+    def to_proto(self) -> pb.GetModelResponse:
+        """The router's side."""
+        return pb.GetModelResponse(
+            **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """One worker as a router knows it; state is "up" or "draining"."""
+
+    id: str
+    role: str
+    epoch: str
+    role_generation: int
+    state: str
+    blocks: BlockCounts
+    num_running: int
+    num_waiting: int
+    num_queued_tokens: int
+    num_cache_hit_tokens: int
+    num_cache_query_tokens: int
+    metrics_address: str
+    numerics: str
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairStatus:
+    """One pair: up over a transport, or down for a reason."""
+
+    prefill_worker: str
+    decode_worker: str
+    up: bool
+    transport: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    """The router's queue, and what runs beside it."""
+
+    num_waiting: int
+    num_waiting_tokens: int
+    num_running: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """What one router sees."""
+
+    router_id: str
+    draining: bool
+    workers: tuple[WorkerStatus, ...]
+    pairs: tuple[PairStatus, ...]
+    queue: QueueStatus
+
+    @classmethod
+    def from_proto(cls, msg: pb.GetStatusResponse) -> Self:
+        """The client's side."""
+        return cls(
+            router_id=msg.router_id,
+            draining=msg.draining,
+            workers=tuple(_worker_from(each) for each in msg.workers),
+            pairs=tuple(
+                PairStatus(
+                    prefill_worker=each.prefill_worker,
+                    decode_worker=each.decode_worker,
+                    up=each.up,
+                    transport=each.transport,
+                    reason=each.reason,
+                )
+                for each in msg.pairs
+            ),
+            queue=QueueStatus(
+                num_waiting=msg.queue.num_waiting,
+                num_waiting_tokens=msg.queue.num_waiting_tokens,
+                num_running=msg.queue.num_running,
+                limit=msg.queue.limit,
+            ),
+        )
+
+    def to_proto(self) -> pb.GetStatusResponse:
+        """The router's side."""
+        return pb.GetStatusResponse(
+            workers=[_worker_to(each) for each in self.workers],
+            pairs=[pb.PairStatus(**_plain(each)) for each in self.pairs],
+            queue=pb.QueueStatus(**_plain(self.queue)),
+            router_id=self.router_id,
+            draining=self.draining,
+        )
+
+
+_WORKER_PLAIN = tuple(each.name for each in dataclasses.fields(WorkerStatus) if each.name != "blocks")
+
+
+def _worker_from(msg: pb.WorkerStatus) -> WorkerStatus:
+    return WorkerStatus(
+        blocks=counts_from(msg.blocks), **{name: getattr(msg, name) for name in _WORKER_PLAIN}
+    )
+
+
+def _worker_to(worker: WorkerStatus) -> pb.WorkerStatus:
+    plain = {name: getattr(worker, name) for name in _WORKER_PLAIN}
+    return pb.WorkerStatus(blocks=counts_to(worker.blocks), **plain)
+
+
+def _plain(status: PairStatus | QueueStatus) -> dict[str, Any]:
+    return {each.name: getattr(status, each.name) for each in dataclasses.fields(status)}
