@@ -11,6 +11,7 @@ import pytest
 from pdserve import modelstore
 from pdserve.errors import UnknownModel
 from pdserve.tokenizer import Tokenizer
+from tests.unit.modelstore.building import write_gguf
 
 TEXTS = {
     "plain": "The capital of France is",
@@ -129,3 +130,15 @@ def test_streamed_text_equals_the_whole(ours: Tokenizer) -> None:
         stream = ours.stream()
         pieces = [stream.step([token_id]) for token_id in ids]
         assert "".join(pieces) + stream.flush() == ours.decode(ids)
+
+
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "default", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("add_bos", [False, True])
+def test_other_pre_tokenizers_equal_on_a_small_file(pre: str, add_bos: bool, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    path = write_gguf(tmp_path / "model.gguf", pre=pre, add_bos=add_bos)
+    small = Tokenizer.load(modelstore.resolve(path, tmp_path / "cache"))
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="model.gguf")
+    for text in TEXTS.values():
+        assert small.encode(text) == theirs(text).input_ids
