@@ -29,7 +29,7 @@ test-slow: $(VENV)/.installed-dev ## the full matrices
 	@$(PY) -m pytest -m slow $(TEST_ARGS)
 
 check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## format, lint, types, import rules, generated code, unit tests
-	+@$(MAKE) --no-print-directory -j2 --output-sync=target \
+	+@$(MAKE) --no-print-directory --keep-going -j2 --output-sync=target \
 		check-types check-tests check-format check-lint check-imports check-proto
 	@echo "check: all good"
 
