@@ -1,0 +1,34 @@
+"""How blocks are cut into pieces: runs of bytes inside one block, equal but for the last of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kv_transfer.lease_frames import MAX_PIECE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """D's choice alone: P serves any run inside an offered block."""
+
+    block_bytes: int
+    piece_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.block_bytes < 1 or not 1 <= self.piece_bytes <= MAX_PIECE_BYTES:
+            raise ValueError(f"want block_bytes >= 1 and 1 <= piece_bytes <= {MAX_PIECE_BYTES}, got {self}")
+
+    @property
+    def pieces_per_block(self) -> int:
+        return -(-self.block_bytes // self.piece_bytes)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest piece."""
+        return min(self.piece_bytes, self.block_bytes)
+
+    def span(self, piece: int) -> tuple[int, int, int]:
+        """(block, offset, length) of a piece; the block counted from the first expected one."""
+        block, part = divmod(piece, self.pieces_per_block)
+        offset = part * self.piece_bytes
+        return block, offset, min(self.piece_bytes, self.block_bytes - offset)

@@ -1,0 +1,72 @@
+"""What two ends of a link must agree on, and the comparison that names the first field in which they don't."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.errors import Incompatible
+
+WIRE_VERSION = (1, 0)
+"""(major, minor) of frames and rules on a link, apart from the package's version. Majors must be equal; the lower
+minor is spoken, so that a version speaks with the one before it. Fields may be added to a frame's map (unknown ones
+are ignored); a new kind of frame needs a new minor and is sent only to those who speak it."""
+
+CHECKSUM = "xxh3_64"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFacts:
+    """One worker's side of the comparison, said in HELLO.
+
+    layout_json  named dims and strides (KvLayout.wire_json), without the pool's size
+    state_kinds  what a hand-off carries
+    numerics     workers of equal text give equal bits; a difference is logged, and only where `deterministic`
+    """
+
+    layout_json: str
+    weights_fingerprint: str
+    tokenizer_fingerprint: str
+    numerics: str
+    deterministic: bool = False
+    state_kinds: tuple[str, ...] = ("kv",)
+    tp_rank: int = 0
+    tp_size: int = 1
+    checksum: str = CHECKSUM
+    wire: tuple[int, int] = WIRE_VERSION
+    role_generation: int = 0
+
+
+_EQUAL = (
+    "layout_json",
+    "weights_fingerprint",
+    "tokenizer_fingerprint",
+    "state_kinds",
+    "tp_rank",
+    "tp_size",
+    "checksum",
+)
+
+
+def agree(mine: LinkFacts, theirs: LinkFacts) -> tuple[int, int]:
+    """The wire version that both speak. Raises Incompatible(field, mine, theirs) at the first field that differs."""
+    if mine.wire[0] != theirs.wire[0]:
+        raise _differ("wire", _version(mine.wire), _version(theirs.wire))
+    for name in _EQUAL:
+        if getattr(mine, name) != getattr(theirs, name):
+            raise _differ(name, getattr(mine, name), getattr(theirs, name))
+    return mine.wire[0], min(mine.wire[1], theirs.wire[1])
+
+
+def breaks_determinism(mine: LinkFacts, theirs: LinkFacts) -> bool:
+    """Whether somebody promises equal bits that this pair can't keep."""
+    if not (mine.deterministic or theirs.deterministic):
+        return False
+    return mine.numerics != theirs.numerics or mine.deterministic != theirs.deterministic
+
+
+def _differ(field: str, mine: object, theirs: object) -> Incompatible:
+    return Incompatible("workers of a pair don't fit", field=field, mine=mine, theirs=theirs)
+
+
+def _version(wire: tuple[int, int]) -> str:
+    return f"{wire[0]}.{wire[1]}"

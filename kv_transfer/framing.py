@@ -1,0 +1,100 @@
+"""How a frame lies on the wire: a fixed header, a msgpack map, and behind DATA the raw bytes of one piece.
+
+    0    2      3     4           8           12             16         20            20 + body_bytes
+    +----+------+-----+-----------+-----------+--------------+----------+-------------+------------------+
+    |"KV"|flags |kind |generation |body_bytes |payload_bytes |sum       | body        | payload (DATA)   |
+    +----+------+-----+-----------+-----------+--------------+----------+-------------+------------------+
+
+All integers little-endian. flags is 0. sum: the low 32 bits of xxh3_64 over header bytes 0–15 and the body, so a
+flipped bit in control ends the link instead of changing its meaning; the payload has its own in the body of DATA.
+Everything here comes from outside: each bound is checked before memory is taken, each error names its field.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import msgpack
+from xxhash import xxh3_64_intdigest
+
+from kv_transfer.fields import Fields
+from kv_transfer.frames import FRAME_CLASSES, Frame
+from kv_transfer.kind import Kind
+from kv_transfer.lease_frames import MAX_PIECE_BYTES
+from pdserve.errors import InvalidRequest, InvariantViolated
+
+MAGIC = b"KV"
+MAX_BODY_BYTES = 64 << 10
+_HEADER = struct.Struct("<2sBBIIII")
+HEADER_BYTES = _HEADER.size
+_SUMMED_BYTES = HEADER_BYTES - 4
+_LOW_32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A checked header. summed: its bytes under the check sum."""
+
+    kind: Kind
+    generation: int
+    body_bytes: int
+    payload_bytes: int
+    checksum: int
+    summed: bytes
+
+
+def checksum(payload: memoryview | bytes) -> int:
+    """xxh3_64 of a piece, as DATA carries it."""
+    return xxh3_64_intdigest(payload)
+
+
+def encode(frame: Frame, generation: int, payload_bytes: int = 0) -> bytes:
+    """Header and body; the payload, if any, is sent behind them as it lies in the pool."""
+    body: bytes = msgpack.packb(frame.body())
+    if len(body) > MAX_BODY_BYTES:
+        raise InvariantViolated("a frame over the bound", frame=frame.kind.name, body_bytes=len(body))
+    head = _HEADER.pack(MAGIC, 0, frame.kind, generation, len(body), payload_bytes, 0)[:_SUMMED_BYTES]
+    total = xxh3_64_intdigest(head + body) & _LOW_32
+    return head + total.to_bytes(4, "little") + body
+
+
+def kind_of(wire: bytes) -> Kind:
+    """The kind of a frame that we have encoded ourselves."""
+    return Kind(wire[3])
+
+
+def parse_header(raw: bytes) -> Header:
+    """raw: HEADER_BYTES bytes. Raises InvalidRequest."""
+    magic, flags, kind, generation, body_bytes, payload_bytes, total = _HEADER.unpack(raw)
+    if magic != MAGIC:
+        raise _malformed("magic", MAGIC, magic)
+    if flags != 0:
+        raise _malformed("flags", 0, flags)
+    if kind not in FRAME_CLASSES:
+        raise _malformed("kind", f"one of 1..{len(FRAME_CLASSES)}", kind)
+    if body_bytes > MAX_BODY_BYTES:
+        raise _malformed("body_bytes", f"at most {MAX_BODY_BYTES}", body_bytes)
+    if kind == Kind.DATA and not 0 < payload_bytes <= MAX_PIECE_BYTES:
+        raise _malformed("payload_bytes", f"1..{MAX_PIECE_BYTES}", payload_bytes)
+    if kind != Kind.DATA and payload_bytes != 0:
+        raise _malformed("payload_bytes", 0, payload_bytes)
+    return Header(Kind(kind), generation, body_bytes, payload_bytes, total, raw[:_SUMMED_BYTES])
+
+
+def parse_body(header: Header, body: bytes) -> Frame:
+    """body: header.body_bytes bytes. Raises InvalidRequest. Map keys that this version doesn't know are ignored."""
+    total = xxh3_64_intdigest(header.summed + body) & _LOW_32
+    if total != header.checksum:
+        raise _malformed("sum", header.checksum, total)
+    try:
+        unpacked = msgpack.unpackb(body)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise _malformed("body", "msgpack", type(error).__name__) from error
+    if not isinstance(unpacked, dict):
+        raise _malformed("body", "a map", type(unpacked).__name__)
+    return FRAME_CLASSES[header.kind].parse(Fields(header.kind.name, unpacked))
+
+
+def _malformed(field: str, want: object, got: object) -> InvalidRequest:
+    return InvalidRequest("malformed frame", field=field, want=want, got=repr(got)[:60])

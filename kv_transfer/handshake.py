@@ -1,0 +1,114 @@
+"""HELLO and PROOF: who the two ends are, whether they fit, and that both know the cluster's secret.
+
+    P                                   D
+    | HELLO{P, D, generation, facts} -> |  right D? facts agree?
+    | <- HELLO{D, P, generation, facts} |
+    | PROOF{hmac} --------------------> |  proof right? an older link of the pair is replaced; up
+    | <-------------------- PROOF{hmac} |
+    up
+
+P counts the link as up only when D already does: a grant that names P then never finds D without the link.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from enum import Enum
+
+from kv_transfer.facts import LinkFacts, agree
+from kv_transfer.link_frames import NONCE_BYTES, PROOF_BYTES, Hello, Proof
+from pdserve.errors import Incompatible, Stale
+from pdserve.ids import Random, WorkerRef
+
+
+class Side(Enum):
+    """Which end of a link this is."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Handshake:
+    """One side of one handshake; pure values in and out. `theirs` is set once their HELLO was accepted."""
+
+    def __init__(
+        self,
+        *,
+        side: Side,
+        me: WorkerRef,
+        facts: LinkFacts,
+        num_blocks: int,
+        secret: bytes | None,
+        random: Random,
+    ) -> None:
+        self.side = side
+        self.theirs: Hello | None = None
+        self.wire = facts.wire
+        self._me = me
+        self.facts = facts
+        self._num_blocks = num_blocks
+        self._secret = secret
+        self._nonce = random.getrandbits(NONCE_BYTES * 8).to_bytes(NONCE_BYTES, "little")
+
+    def hello(self, receiver: WorkerRef, generation: int) -> Hello:
+        """What this side says first."""
+        return Hello(
+            sender=self._me,
+            receiver=receiver,
+            generation=generation,
+            facts=self.facts,
+            num_blocks=self._num_blocks,
+            nonce=self._nonce,
+            secret=self._secret is not None,
+        )
+
+    def accept_hello(self, hello: Hello, *, expected: WorkerRef | None) -> None:
+        """Check the other's HELLO. expected: whom P dialled; None at D.
+
+        Raises Stale (another incarnation is meant, or answered) or Incompatible (the field and both values).
+        """
+        if hello.receiver != self._me:
+            raise Stale("HELLO for another worker or epoch", wanted=hello.receiver, here=self._me)
+        if expected is not None and hello.sender != expected:
+            raise Stale("HELLO of another worker or epoch", wanted=expected, here=hello.sender)
+        self.wire = agree(self.facts, hello.facts)
+        if hello.secret != (self._secret is not None):
+            words = {True: "set", False: "not set"}
+            raise Incompatible(
+                "workers of a pair don't fit",
+                field="cluster.secret_file",
+                mine=words[self._secret is not None],
+                theirs=words[hello.secret],
+            )
+        self.theirs = hello
+
+    def proof(self) -> Proof:
+        """This side's answer to the other's nonce."""
+        return Proof(self._mac(self.side))
+
+    def accept_proof(self, proof: Proof) -> None:
+        """Raises Incompatible if the other doesn't know the secret."""
+        other = Side.DECODE if self.side is Side.PREFILL else Side.PREFILL
+        if not hmac.compare_digest(self._mac(other), proof.proof):
+            raise Incompatible(
+                "workers of a pair don't fit",
+                field="cluster.secret_file",
+                mine="one secret",
+                theirs="another",
+            )
+
+    def _mac(self, role: Side) -> bytes:
+        """HMAC-SHA256(secret, role ‖ both nonces ‖ ids ‖ epochs), P's before D's; protocol.md, "Values"."""
+        assert self.theirs is not None
+        if self._secret is None:
+            return bytes(PROOF_BYTES)
+        mine, theirs = (self._me, self._nonce), (self.theirs.sender, self.theirs.nonce)
+        prefill, decode = (mine, theirs) if self.side is Side.PREFILL else (theirs, mine)
+        parts = [role.value.encode(), prefill[1], decode[1]]
+        for ref, _nonce in (prefill, decode):
+            worker_id = ref.id.encode()
+            parts += [len(worker_id).to_bytes(4, "little"), worker_id]
+        for ref, _nonce in (prefill, decode):
+            parts += [ref.epoch.start_ns.to_bytes(16, "little"), ref.epoch.nonce.to_bytes(16, "little")]
+        return hmac.new(self._secret, b"".join(parts), hashlib.sha256).digest()

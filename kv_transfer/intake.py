@@ -1,0 +1,288 @@
+"""How a decode worker gets the bytes of offered blocks: by PULL and DATA, or by reading P's pool itself.
+
+Sizes and destinations come from D's own grant and layout, never from the wire: a piece is known by the tag that D
+gave its asking, and each tag is good for one arrival. A piece counts when its check sum is right; it is fetched once
+more if it was wrong.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from kv_transfer.cut import Cut
+from kv_transfer.frames import Data, Frame, Pull, PulledPiece
+from kv_transfer.framing import checksum
+from kv_transfer.lease import ASKED, UNASKED, WRITTEN, ReceiveLease
+from kv_transfer.lease_frames import MAX_PULLED_PIECES
+from kv_transfer.metrics import TransferMetrics, count
+from pdserve.clock import Clock
+from pdserve.errors import InvalidRequest, InvariantViolated, KvCorrupt
+from pdserve.ids import WorkerRef
+
+_MAX_OUTSTANDING = 1024
+"""Pieces asked for and not yet received on a link, besides the window in bytes."""
+
+log = structlog.get_logger()
+
+
+class IntakePort(Protocol):
+    """What the intake needs of its link."""
+
+    @property
+    def peer(self) -> WorkerRef: ...
+    @property
+    def one_sided(self) -> bool: ...
+    @property
+    def peer_num_blocks(self) -> int: ...
+    def send(self, frame: Frame) -> None: ...
+    def divert(self) -> None: ...
+    def read_remote(self, tag: int, start: int, into: memoryview) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One asking: which piece of which lease, and where it goes."""
+
+    lease: ReceiveLease
+    piece: int
+    into: memoryview
+
+
+class Intake:
+    """The pulls of all leases of one link, leases in rotation. Transfer owner only."""
+
+    def __init__(
+        self,
+        *,
+        port: IntakePort,
+        pool: memoryview,
+        cut: Cut,
+        window_bytes: int,
+        scratch: memoryview,
+        clock: Clock,
+        metrics: TransferMetrics,
+    ) -> None:
+        self.cut = cut
+        self._port = port
+        self._pool = pool
+        self._window_bytes = window_bytes
+        self._scratch = scratch
+        self._clock = clock
+        self._metrics = metrics
+        self._rotation: deque[ReceiveLease] = deque()
+        self._asked: dict[int, _Asked] = {}
+        self._asked_bytes = 0
+        self._next_tag = 1
+        self._arriving: int | None = None
+        self._grown: dict[int, ReceiveLease] = {}
+        self._quarantined: dict[int, int] = {}
+        self._orphans: dict[int, int] = {}
+        self._released: list[int] = []
+
+    def want(self, lease: ReceiveLease) -> None:
+        """The lease has blocks to fill, and pieces of it may be asked for."""
+        if not lease.is_in_rotation:
+            lease.is_in_rotation = True
+            self._rotation.append(lease)
+
+    # --- asking
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn could do something now."""
+        return bool(self._released or self._grown) or (bool(self._rotation) and self._has_room())
+
+    def turn(self) -> None:
+        """Two-sided: ask for all that the window allows. One-sided: read one piece."""
+        if self._port.one_sided:
+            self._read_one()
+        else:
+            self._pull()
+
+    def _pull(self) -> None:
+        asked: dict[int, list[PulledPiece]] = {}
+        num_asked = 0
+        while self._rotation and self._has_room() and num_asked < MAX_PULLED_PIECES:
+            lease = self._rotation.popleft()
+            piece = self._next_piece(lease)
+            if piece is None:
+                lease.is_in_rotation = False
+                continue
+            self._rotation.append(lease)
+            tag = self._ask(lease, piece)
+            block, offset, num_bytes = self.cut.span(piece)
+            pulled = PulledPiece(tag, lease.num_skip + block, offset, num_bytes)
+            asked.setdefault(lease.lease_id, []).append(pulled)
+            num_asked += 1
+        for lease_id, pieces in asked.items():
+            self._port.send(Pull(lease_id, tuple(pieces)))
+
+    def _read_one(self) -> None:
+        while self._rotation and self._has_room():
+            lease = self._rotation.popleft()
+            piece = self._next_piece(lease)
+            if piece is None:
+                lease.is_in_rotation = False
+                continue
+            self._rotation.append(lease)
+            block, offset, _num_bytes = self.cut.span(piece)
+            remote_id = lease.remote_ids[block]
+            if remote_id >= self._port.peer_num_blocks:
+                raise InvalidRequest(
+                    "an offered block outside of the peer's pool", field="block_ids", got=remote_id
+                )
+            tag = self._ask(lease, piece)
+            self._port.read_remote(tag, remote_id * self.cut.block_bytes + offset, self._asked[tag].into)
+            return
+
+    def _has_room(self) -> bool:
+        if len(self._asked) >= _MAX_OUTSTANDING:
+            return False
+        return self._asked_bytes == 0 or self._asked_bytes + self.cut.largest <= self._window_bytes
+
+    def _next_piece(self, lease: ReceiveLease) -> int | None:
+        """The piece to ask for now: first those that came wrong, then the next one offered."""
+        if lease.again:
+            return lease.again.popleft()
+        num_offered = (lease.upto - lease.num_skip) * self.cut.pieces_per_block
+        if lease.next_piece >= num_offered:
+            return None
+        lease.next_piece += 1
+        return lease.next_piece - 1
+
+    def _ask(self, lease: ReceiveLease, piece: int) -> int:
+        """Note the asking, and give it a tag."""
+        assert lease.block_ids is not None
+        if lease.pieces[piece] != UNASKED:
+            raise InvariantViolated("a piece asked for twice", lease_id=lease.lease_id, piece=piece)
+        block, offset, num_bytes = self.cut.span(piece)
+        start = lease.block_ids[block] * self.cut.block_bytes + offset
+        tag = self._next_tag
+        self._next_tag += 1
+        self._asked[tag] = _Asked(lease, piece, self._pool[start : start + num_bytes])
+        self._asked_bytes += num_bytes
+        lease.pieces[piece] = ASKED
+        now_s = self._clock.now_s()
+        if lease.num_asked == lease.num_written:
+            lease.progress_s = now_s
+        lease.num_asked += 1
+        if lease.first_pull_s is None:
+            lease.first_pull_s = now_s
+        return tag
+
+    # --- arriving
+
+    def place(self, data: Data, num_bytes: int) -> memoryview:
+        """Where the payload of this DATA goes. Raises InvalidRequest if its size isn't the one asked for."""
+        asked = self._asked.get(data.tag)
+        if asked is None or asked.lease.lease_id != data.lease_id:
+            self._arriving = None
+            if num_bytes > len(self._scratch):
+                raise InvalidRequest(
+                    "malformed frame",
+                    frame="DATA",
+                    field="payload_bytes",
+                    want=len(self._scratch),
+                    got=num_bytes,
+                )
+            return self._scratch[:num_bytes]
+        if len(asked.into) != num_bytes:
+            raise InvalidRequest(
+                "malformed frame", frame="DATA", field="payload_bytes", want=len(asked.into), got=num_bytes
+            )
+        self._arriving = data.tag
+        return asked.into
+
+    def on_data(self, data: Data) -> ReceiveLease | KvCorrupt | None:
+        """A payload is complete. returns: its lease; the error that ends it; None if nobody waited for it."""
+        if self._arriving != data.tag:
+            return None
+        self._arriving = None
+        asked = self._forget(data.tag)
+        if checksum(asked.into) == data.checksum:
+            self._written(asked)
+            return asked.lease
+        lease, piece = asked.lease, asked.piece
+        count(self._metrics.corrupt, self._port.peer.id)
+        log.warning("piece.corrupt", peer=self._port.peer.id, lease_id=lease.lease_id, piece=piece)
+        if piece in lease.retried:
+            return KvCorrupt("a piece with a wrong check sum, twice", lease_id=lease.lease_id, piece=piece)
+        lease.retried.add(piece)
+        lease.pieces[piece] = UNASKED
+        lease.num_asked -= 1
+        lease.progress_s = self._clock.now_s()
+        lease.again.append(piece)
+        self.want(lease)
+        return lease
+
+    def on_read(self, tag: int) -> ReceiveLease | None:
+        """A one-sided read is done; None if its lease has ended meanwhile."""
+        lease_id = self._orphans.pop(tag, None)
+        if lease_id is None:
+            asked = self._forget(tag)
+            self._written(asked)
+            return asked.lease
+        self._quarantined[lease_id] -= 1
+        if self._quarantined[lease_id] == 0:
+            del self._quarantined[lease_id]
+            self._released.append(lease_id)
+        return None
+
+    def _forget(self, tag: int) -> _Asked:
+        asked = self._asked.pop(tag)
+        self._asked_bytes -= len(asked.into)
+        return asked
+
+    def _written(self, asked: _Asked) -> None:
+        lease = asked.lease
+        if lease.pieces[asked.piece] != ASKED:
+            raise InvariantViolated("a piece written twice", lease_id=lease.lease_id, piece=asked.piece)
+        lease.pieces[asked.piece] = WRITTEN
+        lease.num_written += 1
+        lease.received_bytes += len(asked.into)
+        lease.last_data_s = lease.progress_s = self._clock.now_s()
+        self._metrics.received_bytes += len(asked.into)
+        self._metrics.received_pieces += 1
+        block = asked.piece // self.cut.pieces_per_block
+        lease.blocks_left[block] -= 1
+        if lease.blocks_left[block] == 0:
+            lease.num_full_blocks += 1
+            self._grown[lease.lease_id] = lease
+
+    def take_grown(self) -> list[ReceiveLease]:
+        """Leases that got a whole block since the last call."""
+        grown, self._grown = list(self._grown.values()), {}
+        return grown
+
+    # --- the end of a lease
+
+    def end(self, lease: ReceiveLease) -> bool:
+        """Forget the lease: nothing that the channel does from now on touches its blocks.
+
+        returns  True if a one-sided read under way still may (quarantine); `take_released` names the lease later
+        """
+        if lease.is_in_rotation:
+            self._rotation.remove(lease)
+            lease.is_in_rotation = False
+        for tag in [tag for tag, asked in self._asked.items() if asked.lease is lease]:
+            self._forget(tag)
+            if self._port.one_sided:
+                self._orphans[tag] = lease.lease_id
+                self._quarantined[lease.lease_id] = self._quarantined.get(lease.lease_id, 0) + 1
+            if self._arriving == tag:
+                self._port.divert()
+                self._arriving = None
+        return lease.lease_id in self._quarantined
+
+    @property
+    def has_quarantined(self) -> bool:
+        return bool(self._quarantined or self._released)
+
+    def take_released(self) -> list[int]:
+        """Ended leases whose last read under way is done."""
+        released, self._released = self._released, []
+        return released

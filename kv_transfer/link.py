@@ -1,0 +1,329 @@
+"""One link: the connection of one pair, from its handshake to its end, seen from one of its two ends.
+
+    HELLO ------> PROOF ------> UP ------> DOWN
+      +-------------+-------------------------^   refused, malformed, silent for link_s, closed, replaced, unwanted
+
+While UP, frames go to the side's own logic: Sender at P, Receiver at D. The link adds what both need: generation,
+keepalive, and one place where any error ends the link, with a BYE that names it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+import structlog
+
+from kv_transfer.facts import breaks_determinism
+from kv_transfer.frames import Bye, Data, Frame, Hello, Ping, Pong, Proof, Stale
+from kv_transfer.framing import encode
+from kv_transfer.handshake import Handshake, Side
+from kv_transfer.metrics import TransferMetrics, count
+from kv_transfer.receiver import Receiver
+from kv_transfer.sender import Sender
+from kv_transfer.transports.port import Channel
+from pdserve import errors
+from pdserve.clock import Clock
+from pdserve.errors import InvalidRequest, PdserveError, WorkerLost
+from pdserve.ids import WorkerRef
+from pdserve.service.config import TimeoutsConfig
+
+log = structlog.get_logger()
+
+
+class Phase(Enum):
+    """Where a link is in its life."""
+
+    HELLO = "hello"
+    PROOF = "proof"
+    UP = "up"
+    DOWN = "down"
+
+
+class LinkKeeper(Protocol):
+    """Who owns the links: builds a side when one comes up, and hears of its end."""
+
+    def admit(self, link: Link) -> None:
+        """D: the peer has proven itself; raises Stale or Overloaded to refuse, ends an older link of the pair."""
+        ...
+
+    def make_side(self, link: Link) -> Sender | Receiver:
+        """The logic of this end, for a link that is now up."""
+        ...
+
+    def went_up(self, link: Link) -> None: ...
+
+    def went_down(self, link: Link, error: PdserveError) -> None: ...
+
+
+class Link:
+    """Transfer owner only. The sink of its channel and the port of its side.
+
+    generation  P counts them within its epoch; D learns it from HELLO, until then 0
+    """
+
+    def __init__(
+        self,
+        *,
+        channel: Channel,
+        handshake: Handshake,
+        dialled: WorkerRef | None,
+        generation: int,
+        keeper: LinkKeeper,
+        clock: Clock,
+        timeouts: TimeoutsConfig,
+        metrics: TransferMetrics,
+    ) -> None:
+        self.phase = Phase.HELLO
+        self.generation = generation
+        self.side: Sender | Receiver | None = None
+        self._channel = channel
+        self._handshake = handshake
+        self._dialled = dialled
+        self._keeper = keeper
+        self._clock = clock
+        self._timeouts = timeouts
+        self._metrics = metrics
+        now_s = clock.now_s()
+        self._heard_s = now_s  # before the link is up: when the handshake began
+        self._heard_bytes = 0
+        self._sent_s = now_s
+        if dialled is not None:
+            self._send(handshake.hello(dialled, generation))
+
+    # --- who and what
+
+    @property
+    def peer(self) -> WorkerRef:
+        """The other worker; known from the start at P, from HELLO on at D."""
+        if self._dialled is not None:
+            return self._dialled
+        assert self._handshake.theirs is not None
+        return self._handshake.theirs.sender
+
+    @property
+    def peer_name(self) -> str:
+        """For logs and counters, also before HELLO."""
+        if self._dialled is None and self._handshake.theirs is None:
+            return "unknown"
+        return self.peer.id
+
+    @property
+    def peer_num_blocks(self) -> int:
+        assert self._handshake.theirs is not None
+        return self._handshake.theirs.num_blocks
+
+    @property
+    def transport(self) -> str:
+        return self._channel.transport
+
+    @property
+    def one_sided(self) -> bool:
+        return self._channel.one_sided
+
+    @property
+    def my_side(self) -> Side:
+        return self._handshake.side
+
+    @property
+    def is_up(self) -> bool:
+        return self.phase is Phase.UP
+
+    @property
+    def num_leases(self) -> int:
+        return 0 if self.side is None else len(self.side.leases)
+
+    # --- the port of the side
+
+    @property
+    def can_send_piece(self) -> bool:
+        return self._channel.can_send_piece
+
+    def send(self, frame: Frame) -> None:
+        """Queue a frame; a link that is down swallows it."""
+        if self.phase is not Phase.DOWN:
+            self._send(frame)
+
+    def send_piece(self, frame: Data, payload: memoryview) -> None:
+        self._channel.send_piece(encode(frame, self.generation, len(payload)), payload)
+        self._sent_s = self._clock.now_s()
+
+    def detach_piece(self) -> None:
+        self._channel.detach_piece()
+
+    def divert(self) -> None:
+        self._channel.divert()
+
+    def read_remote(self, tag: int, start: int, into: memoryview) -> None:
+        self._channel.read_remote(tag, start, into)
+
+    def _send(self, frame: Frame) -> None:
+        self._channel.send(encode(frame, self.generation))
+        self._sent_s = self._clock.now_s()
+
+    # --- the sink of the channel
+
+    def place(self, data: Data, generation: int, num_bytes: int) -> memoryview:
+        if not isinstance(self.side, Receiver):
+            raise InvalidRequest("a piece that nobody may send here", field="kind", got="DATA")
+        if generation != self.generation:
+            data = Data(0, 0, 0)
+        return self.side.place(data, num_bytes)
+
+    def on_read(self, tag: int) -> None:
+        assert isinstance(self.side, Receiver)
+        self.side.on_read(tag)
+
+    def on_frame(self, frame: Frame, generation: int) -> None:
+        match frame:
+            case Bye():
+                self._end(errors.from_failure(frame.failure))
+            case Ping():
+                self.send(Pong())
+            case Pong():
+                pass
+            case Hello() | Proof():
+                self._on_handshake(frame)
+            case _ if self.side is None:
+                raise InvalidRequest("a frame before the handshake's end", field="kind", got=frame.kind.name)
+            case _ if generation != self.generation:
+                count(self._metrics.stale, self.peer_name)
+                if not isinstance(frame, Stale):
+                    self.send(Stale(frame.lease_id, frame.kind))
+            case _:
+                self.side.on_frame(frame)
+
+    def _on_handshake(self, frame: Hello | Proof) -> None:
+        if isinstance(frame, Hello) and frame == self._handshake.theirs:
+            return
+        if isinstance(frame, Proof) and self.phase is Phase.UP:
+            return
+        if isinstance(frame, Hello) and self.phase is Phase.HELLO:
+            self._on_hello(frame)
+        elif isinstance(frame, Proof) and self.phase is Phase.PROOF:
+            self._on_proof(frame)
+        else:
+            raise InvalidRequest("out of the handshake's order", field="kind", got=frame.kind.name)
+
+    def _on_hello(self, hello: Hello) -> None:
+        handshake = self._handshake
+        if handshake.side is Side.DECODE:
+            self.generation = hello.generation
+        handshake.accept_hello(hello, expected=self._dialled)
+        self.phase = Phase.PROOF
+        if handshake.side is Side.DECODE:
+            self._send(handshake.hello(hello.sender, self.generation))
+        elif hello.generation != self.generation:
+            raise errors.Stale("HELLO of another generation", wanted=self.generation, got=hello.generation)
+        else:
+            self._send(handshake.proof())
+
+    def _on_proof(self, proof: Proof) -> None:
+        self._handshake.accept_proof(proof)
+        if self._handshake.side is Side.DECODE:
+            self._keeper.admit(self)
+            self._send(self._handshake.proof())
+        self.side = self._keeper.make_side(self)
+        self.phase = Phase.UP
+        self._metrics.links_opened += 1
+        theirs = self._handshake.theirs
+        assert theirs is not None
+        log.info(
+            "link.up",
+            side=self._handshake.side.value,
+            peer=self.peer.id,
+            peer_epoch=str(self.peer.epoch),
+            generation=self.generation,
+            transport=self.transport,
+            address=self._channel.peer,
+            wire=".".join(str(number) for number in self._handshake.wire),
+        )
+        mine = self._handshake.facts
+        if breaks_determinism(mine, theirs.facts):
+            log.warning(
+                "link.not_deterministic", peer=self.peer.id, mine=mine.numerics, theirs=theirs.facts.numerics
+            )
+        self._keeper.went_up(self)
+
+    # --- turns, time and the end
+
+    def turn(self) -> bool:
+        """Take in and send, at most one piece each way. True if there is more to do at once."""
+        try:
+            more = self._channel.receive(self)
+            if self.side is not None:
+                self.side.turn()
+        except PdserveError as error:
+            if isinstance(error, InvalidRequest):
+                count(self._metrics.malformed, self.peer_name)
+            self.end(error)
+            return False
+        if self.phase is Phase.DOWN:
+            return False
+        if not more and self._channel.closed_reason is not None:
+            self._end(WorkerLost("the link broke", peer=self.peer_name, reason=self._channel.closed_reason))
+            return False
+        self._channel.flush()
+        return more or (self.side is not None and self.side.has_work)
+
+    @property
+    def is_finished(self) -> bool:
+        """Down, and no one-sided read of it is under way: it needs no more turns."""
+        return self.phase is Phase.DOWN and self._channel.num_pending_reads == 0
+
+    def finish_reads(self) -> None:
+        """A turn of a link that is down: reads that were under way when it ended release their blocks."""
+        self._channel.receive(self)
+        if self.side is not None:
+            self.side.turn()
+
+    def on_time(self, now_s: float) -> float:
+        """Keepalive and time-outs; returns the moment of the next look that is due."""
+        if self._channel.received_bytes != self._heard_bytes:
+            self._heard_bytes = self._channel.received_bytes
+            if self.phase is Phase.UP:
+                self._heard_s = now_s
+        silent_s = self._heard_s + self._timeouts.link_s
+        if now_s >= silent_s:
+            error = WorkerLost(
+                "the link is silent", peer=self.peer_name, silent_s=round(now_s - self._heard_s, 3)
+            )
+            self.end(error)
+            return silent_s
+        due_s = silent_s
+        if self.side is not None:
+            if now_s >= self._sent_s + self._timeouts.keepalive_s:
+                self._send(Ping())
+            due_s = min(due_s, self._sent_s + self._timeouts.keepalive_s)
+            side_due_s = self.side.on_time(now_s)
+            if side_due_s is not None:
+                due_s = min(due_s, side_due_s)
+            self._channel.flush()
+        return due_s
+
+    def end(self, error: PdserveError) -> None:
+        """This side ends the link, and says why. Idempotent."""
+        if self.phase is not Phase.DOWN:
+            self._send(Bye(errors.to_failure(error)))
+            self._end(error)
+
+    def _end(self, error: PdserveError) -> None:
+        if self.phase is Phase.DOWN:
+            return
+        was_up = self.phase is Phase.UP
+        self.phase = Phase.DOWN
+        self._channel.close(str(error))
+        if self.side is not None:
+            self.side.on_link_end(WorkerLost("the link ended", peer=self.peer_name, reason=str(error)))
+        if was_up:
+            self._metrics.links_lost += 1
+        log.info(
+            "link.down",
+            side=self._handshake.side.value,
+            peer=self.peer_name,
+            address=self._channel.peer,
+            generation=self.generation,
+            was_up=was_up,
+            reason=str(error),
+        )
+        self._keeper.went_down(self, error)

@@ -1,0 +1,330 @@
+"""The transfer owner: all links of one worker, as an Owner that a driver runs (pdserve/owner.py).
+
+It takes in messages of the engine and of the loop (`handle`), and gives every link its turn (`step`). The worker may
+be P on some links and D on others. State of leases lies in the Sender or Receiver of each link, nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import structlog
+
+from kv_transfer import messages
+from kv_transfer.cut import Cut
+from kv_transfer.facts import LinkFacts
+from kv_transfer.handshake import Handshake, Side
+from kv_transfer.intake import Intake
+from kv_transfer.lease_frames import MAX_PIECE_BYTES
+from kv_transfer.link import Link, Phase
+from kv_transfer.metrics import TransferMetrics
+from kv_transfer.orders import Order, Orders
+from kv_transfer.receiver import Receiver
+from kv_transfer.sender import Sender
+from kv_transfer.transports.port import Channel, Network
+from pdserve.clock import Clock
+from pdserve.engine.layout import KvLayout
+from pdserve.errors import InvariantViolated, Overloaded, PdserveError, RequestCancelled, Stale, WorkerLost
+from pdserve.ids import Random, WorkerRef
+from pdserve.owner import Post
+from pdserve.service.config import TimeoutsConfig, TransportConfig
+
+_MAX_UNPROVEN = 64
+"""Accepted connections in their handshake at once; more are closed as they come."""
+
+log = structlog.get_logger()
+
+
+class TransferOwner:
+    """All methods are called by its driver only; `metrics` may be read by any thread."""
+
+    def __init__(
+        self,
+        *,
+        me: WorkerRef,
+        facts: LinkFacts,
+        pool: memoryview,
+        layout: KvLayout,
+        network: Network,
+        timeouts: TimeoutsConfig,
+        config: TransportConfig,
+        clock: Clock,
+        random: Random,
+        to_engine: Post,
+        to_loop: Post,
+        secret: bytes | None,
+        max_links: int = 16,
+    ) -> None:
+        if pool.nbytes != layout.pool_bytes or pool.readonly or pool.format != "B":
+            raise InvariantViolated("not the pool of this layout", want=layout.pool_bytes, got=pool.nbytes)
+        self.addresses = network.addresses
+        self.metrics = TransferMetrics()
+        self._me = me
+        self._facts = facts
+        self._pool = pool
+        self._layout = layout
+        self._cut = Cut(layout.block_bytes, min(config.piece_bytes, MAX_PIECE_BYTES))
+        self._window_bytes = config.pull_window_bytes
+        self._network = network
+        self._timeouts = timeouts
+        self._clock = clock
+        self._random = random
+        self._to_engine = to_engine
+        self._to_loop = to_loop
+        self._secret = secret
+        self._max_links = max_links
+        self._orders = Orders(max_links=max_links, random=random)
+        self._links: deque[Link] = deque()
+        self._to_prefill: dict[str, Link] = {}
+        self._generation = 0
+        self._scratch = memoryview(bytearray(self._cut.largest))
+        self._look_s = clock.now_s()
+
+    # --- messages
+
+    def handle(self, message: object) -> None:
+        """Take in one message of the engine or the loop (kv_transfer/messages.py)."""
+        match message:
+            case messages.OrderLink():
+                self._on_order(message)
+            case messages.CancelLink():
+                self._orders.cancel(message.session_id, message.decode_worker, self._clock.now_s())
+            case messages.CancelAllLinks():
+                self._orders.cancel_all(message.session_id, self._clock.now_s())
+            case messages.OpenLease():
+                self._on_open(message)
+            case messages.Offer() | messages.Commit() | messages.Withdraw():
+                self._to_sender(message)
+            case messages.ExpectLease():
+                self._on_expect(message)
+            case messages.Bound() | messages.EndLease():
+                self._to_receiver(message)
+            case _:
+                raise InvariantViolated("not a message of the transfer owner", got=type(message).__name__)
+        self._look_by(self._orders.next_due_s())
+
+    def _on_order(self, message: messages.OrderLink) -> None:
+        spare = self._orders.spare()
+        if spare is not None and self._orders.get(message.decode_worker) is None:
+            self._close_unwanted(spare)
+        try:
+            order = self._orders.order(
+                message.session_id, message.decode_worker, message.addresses, self._clock.now_s()
+            )
+        except Overloaded as error:
+            state = messages.LinkState(message.decode_worker, False, "", error.message, 0, message.session_id)
+            self._to_loop(state)
+            return
+        if order.link is not None and order.link.is_up:
+            self._tell_up(order.link, message.session_id)
+        elif order.reason:
+            self._to_loop(
+                messages.LinkState(message.decode_worker, False, "", order.reason, 0, message.session_id)
+            )
+
+    def _on_open(self, message: messages.OpenLease) -> None:
+        order = self._orders.get(message.decode_worker)
+        if order is not None and order.link is not None and isinstance(order.link.side, Sender):
+            order.link.side.open(message)
+            return
+        error = WorkerLost("no link to the decode worker", decode_worker=message.decode_worker.id)
+        self._to_engine(messages.LeaseClosed(message.lease_id, error, 0, True))
+
+    def _to_sender(self, message: messages.Offer | messages.Commit | messages.Withdraw) -> None:
+        """A message about a lease that is closed already finds no sender, and means nothing."""
+        for order in self._orders:
+            if order.link is None or not isinstance(order.link.side, Sender):
+                continue
+            if message.lease_id not in order.link.side.leases:
+                continue
+            match message:
+                case messages.Offer():
+                    order.link.side.offer(message)
+                case messages.Commit():
+                    order.link.side.commit(message)
+                case messages.Withdraw():
+                    order.link.side.withdraw(message)
+            return
+
+    def _on_expect(self, message: messages.ExpectLease) -> None:
+        link = self._to_prefill.get(message.source.id)
+        if link is not None and link.peer == message.source and isinstance(link.side, Receiver):
+            link.side.expect(message)
+            return
+        error = WorkerLost("no link to the prefill worker", prefill_worker=message.source.id)
+        self._to_engine(messages.Retired(message.lease_id, error))
+
+    def _to_receiver(self, message: messages.Bound | messages.EndLease) -> None:
+        for link in self._to_prefill.values():
+            if not isinstance(link.side, Receiver) or message.lease_id not in link.side.leases:
+                continue
+            match message:
+                case messages.Bound():
+                    link.side.bound(message)
+                case messages.EndLease():
+                    link.side.end(message)
+            return
+
+    # --- turns
+
+    def step(self) -> float | None:
+        """Give each link a turn, in rotation, then look at the time."""
+        self._network.poll()
+        self._accept()
+        self._dial()
+        more = False
+        for link in list(self._links):
+            if link.phase is not Phase.DOWN:
+                more = link.turn() or more
+            elif not link.is_finished:
+                link.finish_reads()
+        self._links.rotate(-1)
+        for link in [link for link in self._links if link.is_finished]:
+            self._links.remove(link)
+        now_s = self._clock.now_s()
+        if now_s >= self._look_s:
+            self._look(now_s)
+        self.metrics.open_leases = sum(link.num_leases for link in self._links)
+        self.metrics.links_up = sum(link.is_up for link in self._links)
+        if more:
+            return 0.0
+        due_s = self._next_due_s()
+        return None if due_s is None else max(0.0, due_s - self._clock.now_s())
+
+    def close(self, reason: str = "the worker stops") -> None:
+        """End all links and stop listening; idempotent. The driver calls `step` no more."""
+        for link in list(self._links):
+            link.end(WorkerLost(reason, worker=self._me.id))
+        self._network.close()
+
+    def _accept(self) -> None:
+        for channel in self._network.accept():
+            num_unproven = sum(link.side is None for link in self._links)
+            if num_unproven >= _MAX_UNPROVEN:
+                log.warning("link.refused", address=channel.peer, reason="too many handshakes at once")
+                channel.close("too many handshakes at once")
+                continue
+            self._add(Side.DECODE, None, 0, channel)
+
+    def _dial(self) -> None:
+        for order in self._orders.due(self._clock.now_s()):
+            if not order.sessions:
+                self._close_unwanted(order)
+                continue
+            self._generation += 1
+            channel = self._network.dial(order.addresses)
+            order.link = self._add(Side.PREFILL, order.decode_worker, self._generation, channel)
+
+    def _add(self, side: Side, dialled: WorkerRef | None, generation: int, channel: Channel) -> Link:
+        link = Link(
+            channel=channel,
+            handshake=Handshake(
+                side=side,
+                me=self._me,
+                facts=self._facts,
+                num_blocks=self._layout.num_blocks,
+                secret=self._secret,
+                random=self._random,
+            ),
+            dialled=dialled,
+            generation=generation,
+            keeper=self,
+            clock=self._clock,
+            timeouts=self._timeouts,
+            metrics=self.metrics,
+        )
+        self._links.append(link)
+        self._look_by(self._clock.now_s() + self._timeouts.keepalive_s)
+        return link
+
+    def _close_unwanted(self, order: Order) -> None:
+        self._orders.forget(order)
+        if order.link is not None:
+            order.link.end(RequestCancelled("nobody wants the link"))
+
+    # --- time: every wait that begins between two looks is at least keepalive_s long, so a look each keepalive_s,
+    # and at the earliest moment that the last look found, misses none
+
+    def _look(self, now_s: float) -> None:
+        due_s = now_s + self._timeouts.keepalive_s
+        for link in list(self._links):
+            if link.phase is not Phase.DOWN:
+                due_s = min(due_s, link.on_time(now_s))
+        self._look_s = due_s
+
+    def _look_by(self, due_s: float | None) -> None:
+        if due_s is not None:
+            self._look_s = min(self._look_s, due_s)
+
+    def _next_due_s(self) -> float | None:
+        dues = [self._network.next_due_s(), self._orders.next_due_s()]
+        if self._links:
+            dues.append(self._look_s)
+        return min((due_s for due_s in dues if due_s is not None), default=None)
+
+    # --- the links' keeper
+
+    def admit(self, link: Link) -> None:
+        """D: of two links of one pair the later (P epoch, generation) stays. Raises Stale or Overloaded."""
+        older = self._to_prefill.get(link.peer.id)
+        if older is None:
+            if len(self._to_prefill) >= self._max_links:
+                raise Overloaded("full", max_links=self._max_links)
+        elif (older.peer.epoch, older.generation) >= (link.peer.epoch, link.generation):
+            raise Stale("a later link of the pair is up", generation=older.generation)
+        else:
+            older.end(Stale("a later link of the pair is up", generation=link.generation))
+        self._to_prefill[link.peer.id] = link
+
+    def make_side(self, link: Link) -> Sender | Receiver:
+        """P's or D's logic for a link that is now up."""
+        if link.my_side is Side.PREFILL:
+            return Sender(
+                port=link,
+                pool=self._pool,
+                block_bytes=self._layout.block_bytes,
+                timeouts=self._timeouts,
+                clock=self._clock,
+                to_engine=self._to_engine,
+                metrics=self.metrics,
+            )
+        intake = Intake(
+            port=link,
+            pool=self._pool,
+            cut=self._cut,
+            window_bytes=self._window_bytes,
+            scratch=self._scratch,
+            clock=self._clock,
+            metrics=self.metrics,
+        )
+        return Receiver(
+            port=link,
+            intake=intake,
+            num_blocks=self._layout.num_blocks,
+            timeouts=self._timeouts,
+            clock=self._clock,
+            to_engine=self._to_engine,
+            metrics=self.metrics,
+        )
+
+    def went_up(self, link: Link) -> None:
+        """P tells its loop."""
+        order = self._orders.get(link.peer)
+        if order is not None and order.link is link:
+            self._orders.went_up(order)
+            self._tell_up(link, None)
+
+    def went_down(self, link: Link, error: PdserveError) -> None:
+        """P tells its loop, and dials again if the link is wanted."""
+        if self._to_prefill.get(link.peer_name) is link:
+            del self._to_prefill[link.peer_name]
+        for order in self._orders:
+            if order.link is link:
+                told = order.reason
+                self._orders.went_down(order, error, self._clock.now_s())
+                if order.sessions and order.reason != told:
+                    reason = "full" if isinstance(error, Overloaded) else order.reason
+                    self._to_loop(messages.LinkState(order.decode_worker, False, "", reason, link.generation))
+
+    def _tell_up(self, link: Link, session_id: int | None) -> None:
+        self._to_loop(messages.LinkState(link.peer, True, link.transport, "", link.generation, session_id))

@@ -1,0 +1,144 @@
+"""The in-memory network: the links of a whole simulated cluster in one process, under an injected schedule.
+
+Frames and payloads are copied when they are sent, and arrive after a drawn delay, in order on each connection. In the
+one-sided mode D reads P's pool itself, at the moment of its turn (or, with `copy_delay`, when a device copy would be
+done), so a late reader sees what the blocks hold by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kv_transfer.transports.memory_channel import MemoryChannel, Schedule
+from pdserve.clock import Clock
+
+_SCHEME = "mem://"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Nothing arrives from `source` at `target`; what is under way waits."""
+
+    source: str
+    target: str
+
+
+class MemoryNetwork:
+    """The wires between all nodes. One event loop, or one test, calls everything.
+
+    schedule    calls a function after so many seconds (the virtual loop's call_later)
+    delay       draws the seconds that the next packet travels
+    copy_delay  one-sided only: draws the seconds of a device copy; None = done within the turn
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        schedule: Schedule,
+        delay: Callable[[], float] = lambda: 0.0,
+        one_sided: bool = False,
+        copy_delay: Callable[[], float] | None = None,
+    ) -> None:
+        self.clock = clock
+        self.schedule = schedule
+        self.delay = delay
+        self.one_sided = one_sided
+        self.copy_delay = copy_delay
+        self._nodes: dict[str, MemoryNode] = {}
+        self._cuts: dict[_Cut, list[MemoryChannel]] = {}
+
+    def join(self, name: str, *, pool: memoryview, wake: Callable[[], None]) -> MemoryNode:
+        """A worker's place in the network; a later one of the same name takes the address over.
+
+        pool  what one-sided readers see of this worker; wake: makes its driver call `step`
+        """
+        node = MemoryNode(self, name, pool, wake)
+        self._nodes[name] = node
+        return node
+
+    def find(self, address: str) -> MemoryNode | None:
+        """The node that listens there."""
+        return self._nodes.get(address.removeprefix(_SCHEME))
+
+    def leave(self, node: MemoryNode) -> None:
+        """The node listens no more."""
+        if self._nodes.get(node.name) is node:
+            del self._nodes[node.name]
+
+    def cut(self, source: str, target: str) -> None:
+        """One way between two names is broken: packets wait, as they do in TCP, until `heal`."""
+        self._cuts.setdefault(_Cut(source, target), [])
+
+    def heal(self, source: str, target: str) -> None:
+        """What waited goes on."""
+        for channel in self._cuts.pop(_Cut(source, target), []):
+            channel.retry_delivery()
+
+    def holds(self, channel: MemoryChannel, source: str, target: str) -> bool:
+        """Whether a packet of this channel must wait; the channel is told when to try again."""
+        held = self._cuts.get(_Cut(source, target))
+        if held is None:
+            return False
+        if channel not in held:
+            held.append(channel)
+        return True
+
+
+class MemoryNode:
+    """One worker's Network."""
+
+    def __init__(self, network: MemoryNetwork, name: str, pool: memoryview, wake: Callable[[], None]) -> None:
+        self.name = name
+        self.pool = pool.toreadonly()
+        self.wake = wake
+        self._network = network
+        self._channels: list[MemoryChannel] = []
+        self._accepted: list[MemoryChannel] = []
+        self._is_closed = False
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return (_SCHEME + self.name,)
+
+    def dial(self, addresses: Sequence[str]) -> MemoryChannel:
+        """A name at which nobody listens when the packet arrives is a refused connection."""
+        address = next((address for address in addresses if address.startswith(_SCHEME)), "")
+        near = self._channel(address.removeprefix(_SCHEME))
+        near.connect(self._connect)
+        return near
+
+    def _connect(self, near: MemoryChannel) -> MemoryChannel | None:
+        """The dialler's first packet has arrived."""
+        target = self._network.find(near.peer_name)
+        if target is None or target._is_closed:
+            return None
+        far = target._channel(self.name)
+        far.remote_pool = self.pool
+        target._accepted.append(far)
+        target.wake()
+        return far
+
+    def _channel(self, peer_name: str) -> MemoryChannel:
+        channel = MemoryChannel(self._network, name=self.name, peer_name=peer_name, wake=self.wake)
+        self._channels = [other for other in self._channels if other.closed_reason is None]
+        self._channels.append(channel)
+        return channel
+
+    def accept(self) -> list[MemoryChannel]:
+        accepted, self._accepted = self._accepted, []
+        return accepted
+
+    def poll(self) -> None:
+        """Packets come by themselves."""
+
+    def next_due_s(self) -> float | None:
+        return None
+
+    def close(self) -> None:
+        """Also what a killed process leaves behind: its peers see the end of their connections, after a delay."""
+        self._is_closed = True
+        self._network.leave(self)
+        for channel in self._channels:
+            channel.close("the worker is gone")

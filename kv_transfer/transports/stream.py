@@ -1,0 +1,178 @@
+"""The stream network: Unix and TCP sockets on one selector, for any hosts."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Sequence
+
+import structlog
+
+from kv_transfer.transports.selector_waiter import SelectorWaiter
+from kv_transfer.transports.stream_channel import StreamChannel
+from kv_transfer.transports.stream_dial import TCP_SCHEME, StreamOpening, greeting, tune
+from kv_transfer.transports.unix_listener import UnixListener
+from pdserve.clock import Clock
+from pdserve.errors import InvalidRequest
+from pdserve.ids import Random
+from pdserve.service.address import join_address, split_address
+
+_BACKLOG = 64
+
+log = structlog.get_logger()
+
+
+class StreamNetwork:
+    """The transfer owner's thread only, after construction; but `waiter().wake` may be called by any.
+
+    kv_listen    "host:port" with a numeric host; port 0 = a free one
+    kv_announce  the numeric host that others are told; "" = the one bound (which then must not be 0.0.0.0 or ::)
+    unix_dir     folder for the socket file; "" = a private one; None = no Unix socket
+    Raises InvalidRequest if it can't listen.
+    """
+
+    def __init__(
+        self,
+        *,
+        kv_listen: str,
+        unix_dir: str | None,
+        prefer_unix: bool,
+        strict: bool,
+        clock: Clock,
+        random: Random,
+        kv_announce: str = "",
+    ) -> None:
+        self._prefer_unix = prefer_unix
+        self._strict = strict
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._waiter = SelectorWaiter(self._selector)
+        self._openings: dict[StreamChannel, StreamOpening] = {}
+        self._accepted: list[StreamChannel] = []
+        self._tcp = _listen_tcp(kv_listen)
+        self._selector.register(self._tcp, selectors.EVENT_READ, self._tcp)
+        self._unix = UnixListener.open(unix_dir, random) if unix_dir is not None and prefer_unix else None
+        self._addresses: tuple[str, ...] = (TCP_SCHEME + _announced(self._tcp, kv_announce),)
+        if self._unix is not None:
+            self._selector.register(self._unix.sock, selectors.EVENT_READ, self._unix.sock)
+            self._addresses = (self._unix.address, *self._addresses)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    def waiter(self) -> SelectorWaiter:
+        """What a ThreadDriver waits on between turns."""
+        return self._waiter
+
+    def dial(self, addresses: Sequence[str]) -> StreamChannel:
+        channel = StreamChannel(self)
+        opening = StreamOpening(
+            addresses,
+            prefer_unix=self._prefer_unix,
+            strict=self._strict,
+            clock=self._clock,
+            watch=lambda sock, wanted: self.want_write(channel, sock, wanted=wanted),
+            drop=self.drop,
+        )
+        channel.open_by(opening)
+        self._openings[channel] = opening
+        return channel
+
+    def accept(self) -> list[StreamChannel]:
+        accepted, self._accepted = self._accepted, []
+        return accepted
+
+    def poll(self) -> None:
+        for key, events in self._selector.select(0):
+            if isinstance(key.data, StreamChannel):
+                key.data.is_readable = key.data.is_readable or bool(events & selectors.EVENT_READ)
+                key.data.is_writable = key.data.is_writable or bool(events & selectors.EVENT_WRITE)
+            elif isinstance(key.data, socket.socket):
+                self._accept_from(key.data)
+            else:
+                self._waiter.drain()
+
+    def next_due_s(self) -> float | None:
+        """While a connection opens, when its next wait ends."""
+        for channel in [channel for channel, opening in self._openings.items() if channel.transport]:
+            del self._openings[channel]
+        dues = [opening.next_due_s() for opening in self._openings.values()]
+        return min((due_s for due_s in dues if due_s is not None), default=None)
+
+    def close(self) -> None:
+        self._tcp.close()
+        if self._unix is not None:
+            self._unix.close()
+        self._selector.close()
+        self._waiter.close()
+
+    # --- what channels tell the selector
+
+    def want_write(self, channel: StreamChannel, sock: socket.socket, *, wanted: bool) -> None:
+        """Watch for room to write only while something waits to be written."""
+        self._watch(channel, sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0))
+
+    def drop(self, sock: socket.socket) -> None:
+        """The socket is about to be closed."""
+        if self._selector.get_map() and sock in self._selector.get_map():
+            self._selector.unregister(sock)
+
+    def _watch(self, channel: StreamChannel, sock: socket.socket, events: int) -> None:
+        key = self._selector.get_map().get(sock)
+        if key is None:
+            self._selector.register(sock, events, channel)
+        elif key.events != events:
+            self._selector.modify(sock, events, channel)
+
+    def _accept_from(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.warning("link.accept_failed", error=error.strerror)
+                return
+            tune(sock)
+            channel = StreamChannel(self)
+            if sock.family == socket.AF_UNIX:
+                assert self._unix is not None
+                channel.start(sock, "stream-unix", self._unix.address)
+                channel.send(greeting(self._unix.nonce))
+            else:
+                channel.start(sock, "stream-tcp", TCP_SCHEME + _peer_name(sock))
+            self._watch(channel, sock, selectors.EVENT_READ)
+            self._accepted.append(channel)
+
+
+def _listen_tcp(kv_listen: str) -> socket.socket:
+    host, port = split_address(kv_listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise InvalidRequest(
+            "can't listen for links", kv_listen=kv_listen, error=error.strerror or error
+        ) from error
+    return sock
+
+
+def _announced(sock: socket.socket, kv_announce: str) -> str:
+    host, port = sock.getsockname()[:2]
+    if not kv_announce and host in ("0.0.0.0", "::"):
+        raise InvalidRequest("kv_listen must name one address of this host", kv_listen=host)
+    return join_address(kv_announce or host, port)
+
+
+def _peer_name(sock: socket.socket) -> str:
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return "gone"
+    return join_address(host, port)

@@ -1,0 +1,282 @@
+"""One stream connection: frames over a non-blocking socket, payloads straight between socket and pool.
+
+Reading is one gathered call: the rest of the payload that arrives goes to where the sink placed it, and what follows
+it to a small control buffer; so of each piece at most _CONTROL_READ_BYTES are copied. Writing is one gathered call of
+control frames and the piece as it lies in the pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, Header, parse_body, parse_header
+from kv_transfer.lease_frames import Data
+from kv_transfer.transports.port import Sink
+from pdserve.errors import InvariantViolated
+
+MAX_QUEUED_BYTES = 8 << 20
+"""Control frames that wait for the peer to read; over it the channel closes."""
+_CONTROL_READ_BYTES = 4096
+_BUFFER_BYTES = HEADER_BYTES + MAX_BODY_BYTES + _CONTROL_READ_BYTES
+_MAX_FRAMES_PER_TURN = 64
+_MAX_GATHERED = 64
+
+
+class Opening(Protocol):
+    """A connection on its way (stream_dial.py)."""
+
+    def turn(self) -> socket.socket | str | None:
+        """The connected socket; why none could be had; None: not yet."""
+        ...
+
+    @property
+    def transport(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    def close(self) -> None: ...
+
+
+class Watch(Protocol):
+    """What a channel tells the network's selector."""
+
+    def want_write(self, channel: StreamChannel, sock: socket.socket, *, wanted: bool) -> None: ...
+    def drop(self, sock: socket.socket) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """Bytes to be sent; is_pool: they lie in the KV pool."""
+
+    view: memoryview
+    is_pool: bool = False
+
+
+class StreamChannel:
+    """is_readable and is_writable are set by the network's poll, and cleared when a call would block."""
+
+    one_sided = False
+    num_pending_reads = 0
+
+    def __init__(self, watch: Watch) -> None:
+        self.transport = ""
+        self.peer = ""
+        self.closed_reason: str | None = None
+        self.received_bytes = 0
+        self.is_readable = False
+        self.is_writable = True
+        self._watch = watch
+        self._sock: socket.socket | None = None
+        self._opening: Opening | None = None
+        self._out: deque[_Segment] = deque()
+        self._out_bytes = 0
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._low = 0
+        self._high = 0
+        self._header: Header | None = None
+        self._data: Data | None = None
+        self._rest: memoryview | None = None
+
+    def start(self, sock: socket.socket, transport: str, peer: str) -> None:
+        """Go over this connected socket from now on."""
+        self._opening = None
+        self._sock = sock
+        self.transport = transport
+        self.peer = peer
+        self.is_readable = self.is_writable = True
+
+    def open_by(self, opening: Opening) -> None:
+        """Dialler: the connection is on its way."""
+        self._opening = opening
+        self.peer = opening.address
+
+    # --- sending
+
+    @property
+    def can_send_piece(self) -> bool:
+        return self._sock is not None and not self._out
+
+    def send(self, wire: bytes) -> None:
+        if self.closed_reason is not None:
+            return
+        if self._out_bytes + len(wire) > MAX_QUEUED_BYTES:
+            self._shut("the peer doesn't read")
+            return
+        self._queue(_Segment(memoryview(wire)))
+
+    def send_piece(self, wire: bytes, payload: memoryview) -> None:
+        if self.closed_reason is not None:
+            return
+        self._queue(_Segment(memoryview(wire)))
+        self._queue(_Segment(payload, is_pool=True))
+
+    def _queue(self, segment: _Segment) -> None:
+        self._out.append(segment)
+        self._out_bytes += len(segment.view)
+
+    def detach_piece(self) -> None:
+        for segment in self._out:
+            if segment.is_pool:
+                segment.view = memoryview(bytes(segment.view))
+                segment.is_pool = False
+
+    def flush(self) -> None:
+        if self._sock is None or not self._out:
+            return
+        while self._out and self.is_writable:
+            gathered = [segment.view for segment, _ in zip(self._out, range(_MAX_GATHERED))]
+            try:
+                num_sent = self._sock.sendmsg(gathered)
+            except (BlockingIOError, InterruptedError):
+                self.is_writable = False
+            except OSError as error:
+                self._shut(f"write failed: {error.strerror or error}")
+                return
+            else:
+                self._sent(num_sent)
+        self._watch.want_write(self, self._sock, wanted=bool(self._out))
+
+    def _sent(self, num_bytes: int) -> None:
+        self._out_bytes -= num_bytes
+        while num_bytes:
+            segment = self._out[0]
+            if num_bytes < len(segment.view):
+                segment.view = segment.view[num_bytes:]
+                return
+            num_bytes -= len(segment.view)
+            self._out.popleft()
+
+    # --- receiving
+
+    def receive(self, sink: Sink) -> bool:
+        if self._opening is not None and not self._opened():
+            return False
+        for _ in range(_MAX_FRAMES_PER_TURN):
+            if self.closed_reason is not None:
+                return False
+            if self._rest is not None:
+                if self._take_payload(sink):
+                    return self.closed_reason is None
+            elif self._take_frame(sink):
+                continue
+            if not self._fill():
+                return False
+        return True
+
+    def _opened(self) -> bool:
+        assert self._opening is not None
+        outcome = self._opening.turn()
+        if outcome is None:
+            return False
+        if isinstance(outcome, str):
+            self._opening = None
+            self.closed_reason = outcome
+            return False
+        self.start(outcome, self._opening.transport, self._opening.address)
+        return True
+
+    def _take_frame(self, sink: Sink) -> bool:
+        """The next frame out of the buffer; False if it isn't whole yet. Of DATA, only the head."""
+        if self._header is None:
+            if self._high - self._low < HEADER_BYTES:
+                return False
+            self._header = parse_header(bytes(self._view[self._low : self._low + HEADER_BYTES]))
+            self._low += HEADER_BYTES
+        header = self._header
+        if self._high - self._low < header.body_bytes:
+            return False
+        body = bytes(self._view[self._low : self._low + header.body_bytes])
+        self._low += header.body_bytes
+        self._header = None
+        frame = parse_body(header, body)
+        if not isinstance(frame, Data):
+            sink.on_frame(frame, header.generation)
+            return True
+        self._data, self._data_generation = frame, header.generation
+        self._rest = sink.place(frame, header.generation, header.payload_bytes)
+        return True
+
+    def _take_payload(self, sink: Sink) -> bool:
+        """Buffered bytes to their place; True when the payload is whole, and said to the sink."""
+        assert self._rest is not None and self._data is not None
+        num_bytes = min(len(self._rest), self._high - self._low)
+        if num_bytes:
+            self._rest[:num_bytes] = self._view[self._low : self._low + num_bytes]
+            self._low += num_bytes
+            self._rest = self._rest[num_bytes:]
+        if len(self._rest):
+            return False
+        frame, self._data, self._rest = self._data, None, None
+        sink.on_frame(frame, self._data_generation)
+        return True
+
+    def divert(self) -> None:
+        if self._rest is not None:
+            self._rest = memoryview(bytearray(len(self._rest)))
+
+    def _fill(self) -> bool:
+        """One read from the socket; False if there is nothing now."""
+        if self._sock is None or not self.is_readable:
+            return False
+        if self._low:
+            self._view[: self._high - self._low] = bytes(self._view[self._low : self._high])
+            self._low, self._high = 0, self._high - self._low
+        room = (
+            self._view[self._high :]
+            if self._header is not None
+            else self._view[self._high :][:_CONTROL_READ_BYTES]
+        )
+        targets = [room] if self._rest is None else [self._rest, room]
+        try:
+            num_bytes = self._sock.recvmsg_into(targets)[0]
+        except (BlockingIOError, InterruptedError):
+            self.is_readable = False
+            return False
+        except OSError as error:
+            self._shut(f"read failed: {error.strerror or error}")
+            return False
+        if num_bytes == 0:
+            self._shut("the peer closed")
+            return False
+        self.received_bytes += num_bytes
+        if self._rest is not None:
+            num_placed = min(num_bytes, len(self._rest))
+            self._rest = self._rest[num_placed:]
+            num_bytes -= num_placed
+        self._high += num_bytes
+        return True
+
+    def read_remote(self, tag: int, start: int, into: memoryview) -> None:
+        raise InvariantViolated(
+            "a stream can't read the peer's pool", tag=tag, start=start, num_bytes=len(into)
+        )
+
+    # --- the end
+
+    def close(self, reason: str) -> None:
+        if self.closed_reason is not None:
+            return
+        self.detach_piece()
+        self.flush()
+        self._shut(reason)
+
+    def _shut(self, reason: str) -> None:
+        """Let go of the socket, and of all views of the pool."""
+        if self.closed_reason is not None:
+            return
+        self.closed_reason = reason
+        self._out.clear()
+        self._rest = None
+        if self._opening is not None:
+            self._opening.close()
+            self._opening = None
+        if self._sock is not None:
+            self._watch.drop(self._sock)
+            with contextlib.suppress(OSError):  # the connection is gone already: nothing to tell the peer
+                self._sock.shutdown(socket.SHUT_WR)
+            self._sock.close()
+            self._sock = None
