@@ -1,14 +1,14 @@
-"""What a router says about its model and its cluster: the answers of GetModel and GetStatus."""
+"""What a router says about its model and its cluster: the answers of GetModel and GetStatus, as a client sees them."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from pdserve.messages import BlockCounts
 from pdserve.rpc.v1 import inference_pb2 as pb
-from pdserve.rpc.values import counts_from, counts_to
+from pdserve.rpc.values import counts_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class ModelInfo:
 
     @classmethod
     def from_proto(cls, msg: pb.GetModelResponse) -> Self:
-        """The client's side."""
+        """Out of the router's answer."""
         return cls(
             model=msg.model,
             window_tokens=msg.window_tokens,
@@ -34,12 +34,6 @@ class ModelInfo:
             has_chat_template=msg.has_chat_template,
             weights_fingerprint=msg.weights_fingerprint,
             tokenizer_fingerprint=msg.tokenizer_fingerprint,
-        )
-
-    def to_proto(self) -> pb.GetModelResponse:
-        """The router's side."""
-        return pb.GetModelResponse(
-            **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         )
 
 
@@ -96,7 +90,7 @@ class ClusterStatus:
 
     @classmethod
     def from_proto(cls, msg: pb.GetStatusResponse) -> Self:
-        """The client's side."""
+        """Out of the router's answer."""
         return cls(
             router_id=msg.router_id,
             draining=msg.draining,
@@ -119,16 +113,6 @@ class ClusterStatus:
             ),
         )
 
-    def to_proto(self) -> pb.GetStatusResponse:
-        """The router's side."""
-        return pb.GetStatusResponse(
-            workers=[_worker_to(each) for each in self.workers],
-            pairs=[pb.PairStatus(**_plain(each)) for each in self.pairs],
-            queue=pb.QueueStatus(**_plain(self.queue)),
-            router_id=self.router_id,
-            draining=self.draining,
-        )
-
 
 _WORKER_PLAIN = tuple(each.name for each in dataclasses.fields(WorkerStatus) if each.name != "blocks")
 
@@ -137,12 +121,3 @@ def _worker_from(msg: pb.WorkerStatus) -> WorkerStatus:
     return WorkerStatus(
         blocks=counts_from(msg.blocks), **{name: getattr(msg, name) for name in _WORKER_PLAIN}
     )
-
-
-def _worker_to(worker: WorkerStatus) -> pb.WorkerStatus:
-    plain = {name: getattr(worker, name) for name in _WORKER_PLAIN}
-    return pb.WorkerStatus(blocks=counts_to(worker.blocks), **plain)
-
-
-def _plain(status: PairStatus | QueueStatus) -> dict[str, Any]:
-    return {each.name: getattr(status, each.name) for each in dataclasses.fields(status)}

@@ -1,0 +1,252 @@
+"""Clients for Python: `AsyncClient`, and `Client` for code without an event loop. No torch, no tokenizer.
+
+    async with AsyncClient(["10.0.0.1:50051", "10.0.0.2:50051"]) as client:
+        async for event in client.generate("Once upon a time"):
+            ...
+
+If the router is lost in mid-stream the request goes on at the next target: nothing is missing, nothing repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc.aio
+
+from pdserve.clock import Clock, SystemClock
+from pdserve.completion import Completion, Generation, collect
+from pdserve.errors import DeadlineExceeded, Draining
+from pdserve.request import Chat, Event, GenerateRequest, Input, Resume, chat_to_proto, event_from_proto
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
+from pdserve.service.rpc import open_channel
+from pdserve.service.rpc_errors import ServerLost, error_of
+from pdserve.status import ClusterStatus, ModelInfo
+
+T = TypeVar("T")
+
+
+class RouterLost(ServerLost):
+    """No router answers any more; `resume` is what a later request can go on from, if anything had come."""
+
+    resume: Resume | None = None
+
+
+class AsyncClient:
+    """Talks to one router, or to the first of several that answers. One event loop; any number of calls at once.
+
+    targets  HOST:PORT, or several of them
+    Every method raises errors of pdserve.errors: InvalidRequest, Overloaded, DeadlineExceeded, RouterLost, …
+    """
+
+    def __init__(
+        self, targets: str | Sequence[str], *, keepalive_s: float = 1.0, clock: Clock | None = None
+    ) -> None:
+        self._targets = (targets,) if isinstance(targets, str) else tuple(targets)
+        if not self._targets:
+            raise ValueError("a client needs at least one target")
+        self._keepalive_s = keepalive_s
+        self._clock = clock or SystemClock()
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._current = 0  # the target that answered last
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all calls and connections; idempotent."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close(None)
+
+    async def generate(
+        self, request: GenerateRequest | Input, *, deadline_s: float | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Started, then Tokens as they are made, then one Finished for each choice.
+
+        request     text, a Chat, token ids, or a GenerateRequest with everything there is to say
+        deadline_s  seconds from now for the whole of it, moves to other routers included
+        Leaving the iteration cancels the request.
+        """
+        asked = request if isinstance(request, GenerateRequest) else GenerateRequest(input=request)
+        generation = Generation(asked)
+        ends_at_s = None if deadline_s is None else self._clock.now_s() + deadline_s
+        num_silent = 0  # targets in a row that said nothing
+        while True:
+            target = self._targets[self._current]
+            try:
+                async with aclosing(self._stream(target, generation.next_request(), ends_at_s)) as events:
+                    async for event in events:
+                        num_silent = 0
+                        for fresh in generation.take(event):
+                            yield fresh
+                generation.check_whole()
+                return
+            except (ServerLost, Draining) as error:
+                if generation.finished:
+                    return
+                num_silent += 1
+                self._current = (self._current + 1) % len(self._targets)
+                if num_silent >= len(self._targets) or len(self._targets) == 1:
+                    raise _lost(error, generation) from error
+
+    async def generate_text(
+        self, request: GenerateRequest | Input, *, deadline_s: float | None = None
+    ) -> Completion:
+        """As `generate`, collected."""
+        async with aclosing(self.generate(request, deadline_s=deadline_s)) as events:
+            return await collect(events)
+
+    async def abort(self, request_id: str) -> None:
+        """End a running request. Raises UnknownRequest."""
+        await self._unary("Abort", pb.AbortRequest(request_id=request_id))
+
+    async def tokenize(self, text: str | Chat) -> tuple[int, ...]:
+        """The ids that `generate` would compute for it; a Chat through the model's template."""
+        if isinstance(text, str):
+            asked = pb.TokenizeRequest(text=text)
+        else:
+            asked = pb.TokenizeRequest(chat=chat_to_proto(text))
+        return tuple((await self._unary("Tokenize", asked)).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of ids."""
+        return str((await self._unary("Detokenize", pb.DetokenizeRequest(token_ids=token_ids))).text)
+
+    async def model(self) -> ModelInfo:
+        """The model that is served."""
+        return ModelInfo.from_proto(await self._unary("GetModel", pb.GetModelRequest()))
+
+    async def status(self) -> ClusterStatus:
+        """Workers, pairs and queue as this router sees them."""
+        return ClusterStatus.from_proto(await self._unary("GetStatus", pb.GetStatusRequest()))
+
+    async def _stream(
+        self, target: str, request: GenerateRequest, ends_at_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        timeout_s = None if ends_at_s is None else ends_at_s - self._clock.now_s()
+        if timeout_s is not None and timeout_s <= 0:
+            raise DeadlineExceeded("the deadline has passed", target=target)
+        call = self._stub(target).Generate(request.to_proto(), timeout=timeout_s)
+        try:
+            async for msg in call:
+                yield event_from_proto(msg)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, target) from None
+        finally:
+            call.cancel()
+
+    async def _unary(self, method: str, message: Any) -> Any:
+        """A call that may be asked of any router, in turn until one answers."""
+        for num_tried in range(1, len(self._targets) + 1):
+            target = self._targets[self._current]
+            try:
+                return await getattr(self._stub(target), method)(message)
+            except grpc.aio.AioRpcError as error:
+                told = error_of(error, target)
+                if not isinstance(told, ServerLost):
+                    raise told from None
+                self._current = (self._current + 1) % len(self._targets)
+                if num_tried == len(self._targets):
+                    raise RouterLost(told.message, **told.fields) from None
+        raise AssertionError("a client has at least one target")
+
+    def _stub(self, target: str) -> Any:
+        channel = self._channels.get(target)
+        if channel is None:
+            channel = self._channels[target] = open_channel(target, keepalive_s=self._keepalive_s)
+        return InferenceStub(channel)
+
+
+class Client:
+    """The same for code without an event loop. Any thread may call; the calls run on a loop of the client's own."""
+
+    def __init__(self, targets: str | Sequence[str], *, keepalive_s: float = 1.0) -> None:
+        self._client = AsyncClient(targets, keepalive_s=keepalive_s)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pdserve-client", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all calls and the client's thread; idempotent."""
+        if self._thread.is_alive():
+            self._run(self._client.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def generate(
+        self, request: GenerateRequest | Input, *, deadline_s: float | None = None
+    ) -> Iterator[Event]:
+        """See AsyncClient.generate."""
+        events = self._client.generate(request, deadline_s=deadline_s)
+        try:
+            while (event := self._run(_next(events))) is not None:
+                yield event
+        finally:
+            self._run(events.aclose())
+
+    def generate_text(
+        self, request: GenerateRequest | Input, *, deadline_s: float | None = None
+    ) -> Completion:
+        """See AsyncClient.generate_text."""
+        return self._run(self._client.generate_text(request, deadline_s=deadline_s))
+
+    def abort(self, request_id: str) -> None:
+        """See AsyncClient.abort."""
+        self._run(self._client.abort(request_id))
+
+    def tokenize(self, text: str | Chat) -> tuple[int, ...]:
+        """See AsyncClient.tokenize."""
+        return self._run(self._client.tokenize(text))
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """See AsyncClient.detokenize."""
+        return self._run(self._client.detokenize(token_ids))
+
+    def model(self) -> ModelInfo:
+        """See AsyncClient.model."""
+        return self._run(self._client.model())
+
+    def status(self) -> ClusterStatus:
+        """See AsyncClient.status."""
+        return self._run(self._client.status())
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C in this thread: the call must not go on in the other
+            future.cancel()
+            raise
+
+
+async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
+    return await anext(events, None)
+
+
+def _lost(error: ServerLost | Draining, generation: Generation) -> RouterLost | Draining:
+    if isinstance(error, Draining):
+        return error
+    lost = RouterLost(error.message, **error.fields)
+    lost.resume = generation.resume()
+    return lost
