@@ -122,20 +122,29 @@ class Supervisor:
                     if code not in (0, -signal.SIGKILL if self._killed else 0):
                         self._tell(f"{slot.spec.id} ended with {exit_text(code)} while draining")
                     return
-                await self._after_exit(slot, code, ready_s, last_line)
+                if not await self._goes_on(slot, code, ready_s, last_line):
+                    return
         finally:
             slot.ended.set()
 
-    async def _after_exit(self, slot: _Slot, code: int, ready_s: float | None, last_line: str) -> None:
+    async def _goes_on(self, slot: _Slot, code: int, ready_s: float | None, last_line: str) -> bool:
+        """Whether the child is to be started again; returns when it is time to."""
         name = slot.spec.id
         match slot.restarts.after_exit(code, ready_s):
-            case GiveUp(reason):
-                said = f"; it said: {last_line}" if last_line else ""
-                self._fail(f"{name} ended with {exit_text(code)}: {reason}{said}")
             case Again(delay_s, num_in_a_row):
                 often = f", {num_in_a_row} times in a row" if num_in_a_row > 1 else ""
                 self._tell(f"{name} ended with {exit_text(code)}{often}; starting it again in {delay_s:g} s")
                 await self._pause(delay_s)
+                return True
+            case GiveUp(reason):
+                said = f"; it said: {last_line}" if last_line else ""
+                told = f"{name} ended with {exit_text(code)}: {reason}{said}"
+                if self._announced and slot is not self._slots[0]:
+                    self._tell(f"{told}; it is not started again, the others go on")
+                    self._write_ready_file()
+                else:  # it can't become what was asked for, or nobody could reach the rest
+                    self._fail(told)
+                return False
 
     async def _run_once(self, slot: _Slot) -> tuple[int, float | None, str]:
         """One incarnation: exit status, seconds it was ready (None = never), the last line it wrote."""

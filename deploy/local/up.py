@@ -19,6 +19,7 @@ from deploy.local.restarts import RestartPolicy
 from deploy.local.supervisor import Supervisor
 from pdserve.clock import SystemClock
 from pdserve.service.config import Config
+from pdserve.service.lifecycle import EXIT_SUPERSEDED, EXIT_USAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,10 @@ def _say(line: str) -> None:
 
 
 # What a new start would not change.
-FINAL_EXITS = {2: "its command line is wrong"}
+FINAL_EXITS = {
+    EXIT_USAGE: "it was started wrongly",
+    EXIT_SUPERSEDED: "another process has its id",
+}
 
 
 async def can_serve(plan: Plan) -> bool:

@@ -52,7 +52,11 @@ def end(*args):
     if behaviour != "deaf":
         os._exit(0)
 
+def end_for_good(*args):
+    os._exit(78)
+
 signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGUSR1, end_for_good)
 print("listening", flush=True)
 http.server.HTTPServer(("127.0.0.1", port), Answer).serve_forever()
 """
@@ -223,6 +227,17 @@ async def test_a_final_exit_is_not_tried_again(start: Start) -> None:
         assert fault is not None
         assert "configuration is wrong" in fault
         assert harness.journal_of("started").count("prefill-0") == 1
+
+
+async def test_a_worker_that_must_not_come_back_leaves_the_others_alone(start: Start) -> None:
+    async with start({**GOOD, "decode-1": "serve"}) as (harness, task):
+        await harness.lines.until("said", "ready")
+        os.kill(harness.pid("decode-1"), signal.SIGUSR1)
+        assert "not started again" in await harness.lines.until("up", "decode-1 ended")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(task, LIMIT_S) is None
+        assert harness.journal_of("started").count("decode-1") == 1
+        assert harness.journal_of("started").count("decode-0") == 1
 
 
 async def test_a_second_signal_kills_what_does_not_drain(start: Start) -> None:
