@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -50,6 +50,7 @@ HELLO_S = 5.0  # a session that has opened must say who it is within so long
 class RouterApp:
     """Use as `async with RouterApp(...) as app`; everything runs inside, and ends with it.
 
+    router_id   "" = router.id, or drawn
     tokenizer   None = the first worker sends it
     work        where tokenizing runs: ThreadWork, or InlineWork under virtual time
     on_serving  called when requests become, or cease to be, servable: a pair, or a worker alone, is usable
@@ -62,11 +63,12 @@ class RouterApp:
         random: Random,
         *,
         work: Work,
+        router_id: str = "",
         tokenizer: Tokenizer | None = None,
         registry: CollectorRegistry | None = None,
         on_serving: Callable[[bool], None] | None = None,
     ) -> None:
-        self.id = config.router.id or draw_text_id(random, "router")
+        self.id = router_id or config.router.id or draw_text_id(random, "router")
         self.metrics = RouterMetrics(registry if registry is not None else CollectorRegistry())
         self.fleet = Fleet(config.router, config.timeouts, clock, self.metrics)
         self.text = ModelText(work, tokenizer)
@@ -323,10 +325,6 @@ class RouterApp:
                 conductor.cancel(conductor.draining())
             await self._idle.wait()
         log.info("router.drained")
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something of the router's own until the router stops."""
-        self._tasks.create_task(work)
 
 
 def _call_later(delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle:

@@ -82,6 +82,7 @@ class Conductor:
         self._cancelled_by: PdserveError | None = None
         self._first_started = asyncio.Event()
         self._pair: tuple[str, str] | None = None  # of choice 0
+        self.on_stalled: Callable[[], None] = lambda: None
         self._ran = False
         self._begun = False
         self._stuck_logged: Attempt | None = None
@@ -174,6 +175,7 @@ class Conductor:
     def _client_stalled(self) -> None:
         after_s = self._parts.config.timeouts.client_stall_s
         self.cancel(RequestCancelled("the client doesn't read its stream", after_s=after_s))
+        self.on_stalled()
 
     async def _conduct(self) -> None:
         deadline = asyncio.timeout(self._left_s())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 from pdserve.errors import RequestCancelled
@@ -14,6 +15,15 @@ class Generation:
 
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
+
+    @property
+    def on_stalled(self) -> Callable[[], None]:
+        """Called when the client is given up because it doesn't read; may be set."""
+        return self._conductor.on_stalled
+
+    @on_stalled.setter
+    def on_stalled(self, callback: Callable[[], None]) -> None:
+        self._conductor.on_stalled = callback
 
     @property
     def request_id(self) -> str:

@@ -1,0 +1,65 @@
+"""The public gRPC service: protobuf outside, our dataclasses inside. Errors are mapped by the server's interceptor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from pdserve.errors import InvalidRequest
+from pdserve.request import Chat, GenerateRequest, chat_from_proto, event_to_proto
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1 import inference_pb2_grpc
+from router.app import RouterApp
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Event-loop thread only."""
+
+    def __init__(self, app: RouterApp) -> None:
+        self._app = app
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        asked = GenerateRequest.from_proto(request, max_n=self._app.max_n, vocab_size=self._app.vocab_size)
+        generation = self._app.generate(asked, deadline_left_s=context.time_remaining())
+        generation.on_stalled = _cancel_this_task()
+        try:
+            async for event in generation:
+                await context.write(event_to_proto(event))
+        finally:  # also when gRPC cancels this call because the client is gone
+            generation.close()
+
+    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:  # noqa: N802
+        self._app.abort(request.request_id)
+        return pb.AbortResponse()
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
+        source: str | Chat
+        match request.WhichOneof("input"):
+            case "text":
+                source = request.text
+            case "chat":
+                source = chat_from_proto(request.chat)
+            case _:
+                raise InvalidRequest("a request needs exactly one of text, chat")
+        return pb.TokenizeResponse(token_ids=await self._app.tokenize(source))
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
+        return pb.DetokenizeResponse(text=await self._app.detokenize(tuple(request.token_ids)))
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
+        return (await self._app.model()).to_proto()
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802
+        return self._app.status().to_proto()
+
+
+def _cancel_this_task() -> Callable[[], None]:
+    """For a client that doesn't read: the call hangs in a write, which only its cancellation ends."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def cancel() -> None:
+        task.cancel()
+
+    return cancel

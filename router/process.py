@@ -1,0 +1,141 @@
+"""The router as a process: gRPC and HTTP servers around `RouterApp`, signals, drain, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from pdserve.clock import Clock, SystemClock
+from pdserve.ids import Random, draw_text_id, system_random
+from pdserve.rpc.v1 import inference_pb2_grpc, session_pb2_grpc
+from pdserve.service.admission import RouterGuard
+from pdserve.service.config import Config
+from pdserve.service.grpc_session import WorkersServicer
+from pdserve.service.http import HttpServer
+from pdserve.service.lifecycle import EXIT_OK, StopSignals
+from pdserve.service.logs import set_up_logs
+from pdserve.service.rpc import INFERENCE, WORKERS, Health, add_reflection, bind, make_server
+from pdserve.service.secret import read_secret
+from router.app import RouterApp
+from router.door import InferenceServicer
+from router.text import ThreadWork
+
+log = structlog.get_logger()
+
+STOP_GRACE_S = 2.0  # after a drain: what calls have to write their status
+
+
+def serve(config: Config) -> int:
+    """Run a router on a loop of its own until a signal; returns the exit code. Raises ConfigError."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run_router(config))
+
+
+async def run_router(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT, then drain. Returns the exit code; raises ConfigError if it can't listen."""
+    clock, random = SystemClock(), system_random()
+    router_id = config.router.id or draw_text_id(random, "router")
+    set_up_logs(config.log, role="router", router=router_id)
+    log.info("config.effective", **config.effective())
+    secret = read_secret(config.cluster.secret_file)  # before the loop has anything else to do
+    work = ThreadWork()
+    try:
+        async with StopSignals() as stop, asyncio.TaskGroup() as tasks:
+            await _Process(config, router_id, secret, clock, random, work, tasks).run(stop)
+    finally:
+        work.close()
+    return EXIT_OK
+
+
+class _Process:
+    """What one run of the process holds."""
+
+    def __init__(
+        self,
+        config: Config,
+        router_id: str,
+        secret: bytes | None,
+        clock: Clock,
+        random: Random,
+        work: ThreadWork,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._config = config
+        self._tasks = tasks
+        self._listening = False
+        self._registry = CollectorRegistry()
+        self._health_changed = asyncio.Event()
+        self._app = RouterApp(
+            config,
+            clock,
+            random,
+            router_id=router_id,
+            work=work,
+            registry=self._registry,
+            on_serving=lambda serving: self._health_changed.set(),
+        )
+        self._server = make_server(
+            keepalive_s=config.timeouts.keepalive_s,
+            max_message_bytes=config.router.max_message_bytes,
+            random=random,
+        )
+        self._guard = RouterGuard(router_id, secret, clock, random)
+        self._health = Health(self._server)
+
+    async def run(self, stop: StopSignals) -> None:
+        http = HttpServer(self._registry, lambda: (), self._not_ready)
+        metrics_address = await http.start(self._config.metrics.listen)
+        try:
+            async with self._app:
+                address = self._add_services()
+                await self._server.start()
+                self._listening = True
+                health = self._tasks.create_task(self._tell_health())
+                log.info("router.listening", address=address, metrics=metrics_address)
+                await stop.wait()
+                await self._drain(health)
+        finally:
+            http.close()
+
+    def _add_services(self) -> str:
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._app), self._server)
+        workers = WorkersServicer(
+            on_session=self._app.attach_session,
+            on_cache_events=self._app.attach_cache_events,
+            guard=self._guard,
+            tasks=self._tasks,
+        )
+        session_pb2_grpc.add_WorkersServicer_to_server(workers, self._server)
+        add_reflection(self._server, (INFERENCE, WORKERS))
+        return bind(self._server, self._config.router.listen)
+
+    async def _tell_health(self) -> None:
+        """Health of the process, and of `Inference`: whether a pair could take a request now."""
+        await self._health.serving("")
+        await self._health.serving(WORKERS)
+        while True:
+            if self._app.serving:
+                await self._health.serving(INFERENCE)
+            else:
+                await self._health.not_serving(INFERENCE)
+            self._health_changed.clear()
+            await self._health_changed.wait()
+
+    async def _drain(self, health: asyncio.Task[None]) -> None:
+        health.cancel()
+        await self._health.drain()
+        await self._app.drain()
+        await self._server.stop(STOP_GRACE_S)
+
+    def _not_ready(self) -> list[str]:
+        reasons = []
+        if not self._listening:
+            reasons.append("not listening yet")
+        if self._app.text.tokenizer is None:
+            reasons.append("no tokenizer yet: no worker has joined")
+        if self._app.admission.draining:
+            reasons.append("draining")
+        return reasons
