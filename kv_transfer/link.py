@@ -317,7 +317,8 @@ class Link:
             self.side.on_link_end(WorkerLost("the link ended", peer=self.peer_name, reason=str(error)))
         if was_up:
             self._metrics.links_lost += 1
-        log.info(
+        is_known = self._dialled is not None or self._handshake.theirs is not None
+        (log.info if is_known else log.debug)(
             "link.down",
             side=self._handshake.side.value,
             peer=self.peer_name,

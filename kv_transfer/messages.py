@@ -70,7 +70,10 @@ class OpenLease:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The KV of the sequence's first `upto` blocks is complete; block_ids are those from the last offer's upto on."""
+    """The KV of the sequence's first `upto` blocks is complete.
+
+    block_ids  those from the last offer's upto on; at first from num_skip on
+    """
 
     lease_id: int
     upto: int

@@ -158,9 +158,18 @@ class FaultyChannel:
         self._inner.close(reason)
 
     def next_due_s(self) -> float | None:
-        """When the next held frame may go; one that waits for room needs no clock."""
-        room = self._inner.can_send_piece
-        return min((held.due_s for held in self._held if room or held.payload is None), default=None)
+        """When the next held frame may go; one that waits for room, or behind such a one, needs no clock."""
+        found: float | None = None
+        order_s = 0.0
+        for held in self._held:
+            if held.payload is not None and not self._inner.can_send_piece:
+                due_s = float("inf")
+            else:
+                due_s = held.due_s if held.may_pass else max(held.due_s, order_s)
+            if not held.may_pass:
+                order_s = due_s
+            found = due_s if found is None else min(found, due_s)
+        return None if found == float("inf") else found
 
     def _suffer(self, wire: bytes, payload: memoryview | None) -> None:
         action = self._fault.decide(kind_of(wire), self._num_sent)

@@ -1,0 +1,345 @@
+"""A small world for the link contract: transfer owners on one transport, driven by the test, under virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import select
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from kv_transfer import messages
+from kv_transfer.facts import LinkFacts
+from kv_transfer.owner import TransferOwner
+from kv_transfer.transports.faulty import Fault, FaultyNetwork
+from kv_transfer.transports.memory import MemoryNetwork
+from kv_transfer.transports.port import Network
+from kv_transfer.transports.stream import StreamNetwork
+from pdserve.clock import VirtualClock
+from pdserve.engine.layout import KvLayout
+from pdserve.ids import Epoch, WorkerRef
+from pdserve.service.config import TimeoutsConfig, TransportConfig
+
+TRANSPORTS = ("stream-unix", "stream-tcp", "memory", "memory-one-sided")
+LAYOUT = KvLayout(num_blocks=64, kv_heads=2, layers=3, block_size=4, head_dim=64, dtype="float32", item_bytes=4)
+_REAL_LIMIT_S = 20.0
+_QUIET_S = 0.002
+
+FaultMaker = Callable[[str, bool], Fault | None]
+"""(node's name, whether it dialled) -> the plan for a new channel of that node."""
+
+
+def facts(**changes: object) -> LinkFacts:
+    """What equal workers say."""
+    plain = LinkFacts(
+        layout_json=LAYOUT.wire_json(), weights_fingerprint="w", tokenizer_fingerprint="t", numerics="n"
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class Node:
+    """One worker: its transfer owner, and in place of its engine and loop what they were told."""
+
+    ref: WorkerRef
+    owner: TransferOwner
+    network: Network
+    pool: bytearray
+    layout: KvLayout
+    to_engine: list[object] = field(default_factory=list)
+    to_loop: list[object] = field(default_factory=list)
+    is_stopped: bool = False
+    binds: bool = True
+    next_block: int = 0
+    bound: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    grants: dict[int, int] = field(default_factory=dict)
+    is_gone: bool = False
+
+    def block(self, block_id: int) -> bytes:
+        start = block_id * self.layout.block_bytes
+        return bytes(self.pool[start : start + self.layout.block_bytes])
+
+    def fill(self, block_id: int, content: bytes) -> None:
+        start = block_id * self.layout.block_bytes
+        self.pool[start : start + self.layout.block_bytes] = content
+
+    def events(self, kind: type, lease_id: int | None = None) -> list[object]:
+        """What the engine was told of this kind (about this lease)."""
+        return [
+            event
+            for event in self.to_engine
+            if isinstance(event, kind) and (lease_id is None or getattr(event, "lease_id") == lease_id)
+        ]
+
+    def ends(self, lease_id: int) -> list[object]:
+        """Closing events of a lease: there must be exactly one in the end."""
+        closing = (messages.HandedOff, messages.Retired, messages.LeaseClosed)
+        return [event for event in self.to_engine if isinstance(event, closing) and event.lease_id == lease_id]
+
+    def take_blocks(self, num_blocks: int) -> tuple[int, ...]:
+        """Blocks nobody uses yet, scattered over the pool."""
+        taken = range(self.next_block, self.next_block + num_blocks)
+        self.next_block += num_blocks
+        assert self.next_block <= self.layout.num_blocks
+        return tuple(index * 37 % self.layout.num_blocks for index in taken)
+
+
+class World:
+    """All nodes, their clock, and the loop that drives them."""
+
+    def __init__(self, transport: str, *, seed: int = 1, faults: FaultMaker | None = None) -> None:
+        self.transport = transport
+        self.random = random.Random(seed)
+        self.clock = VirtualClock()
+        self.nodes: list[Node] = []
+        self._faults = faults
+        self._unix_dir = tempfile.TemporaryDirectory(prefix="pdl")
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_scheduled = 0
+        self.wires = MemoryNetwork(
+            clock=self.clock,
+            schedule=self._schedule,
+            delay=lambda: self.random.random() * 1e-4,
+            one_sided=transport == "memory-one-sided",
+        )
+
+    @property
+    def one_sided(self) -> bool:
+        return self.transport == "memory-one-sided"
+
+    def node(
+        self,
+        name: str,
+        *,
+        start_ns: int = 1,
+        layout: KvLayout = LAYOUT,
+        link_facts: LinkFacts | None = None,
+        secret: bytes | None = None,
+        max_links: int = 16,
+        timeouts: TimeoutsConfig | None = None,
+        piece_bytes: int = 5000,
+        pull_window_bytes: int = 16_384,
+        prefer_unix: bool | None = None,
+    ) -> Node:
+        """A new worker in this world."""
+        ref = WorkerRef(name, Epoch(start_ns, self.random.getrandbits(64)))
+        pool = bytearray(self.random.randbytes(layout.pool_bytes))
+        network = self._network(name, memoryview(pool), prefer_unix)
+        to_engine: list[object] = []
+        to_loop: list[object] = []
+        owner = TransferOwner(
+            me=ref,
+            facts=facts() if link_facts is None else link_facts,
+            pool=memoryview(pool),
+            layout=layout,
+            network=network,
+            timeouts=TimeoutsConfig() if timeouts is None else timeouts,
+            config=TransportConfig(piece_bytes=piece_bytes, pull_window_bytes=pull_window_bytes),
+            clock=self.clock,
+            random=self.random,
+            to_engine=to_engine.append,
+            to_loop=to_loop.append,
+            secret=secret,
+            max_links=max_links,
+        )
+        node = Node(ref, owner, network, pool, layout, to_engine, to_loop)
+        self.nodes.append(node)
+        return node
+
+    def _network(self, name: str, pool: memoryview, prefer_unix: bool | None) -> Network:
+        network: Network
+        if self.transport.startswith("memory"):
+            network = self.wires.join(name, pool=pool, wake=lambda: None)
+        else:
+            network = StreamNetwork(
+                kv_listen="127.0.0.1:0",
+                unix_dir=self._unix_dir.name,
+                prefer_unix=self.transport == "stream-unix" if prefer_unix is None else prefer_unix,
+                strict=False,
+                clock=self.clock,
+                random=self.random,
+            )
+        if self._faults is None:
+            return network
+        make_fault = self._faults
+        return FaultyNetwork(network, self.clock, lambda dialled: make_fault(name, dialled))
+
+    # --- time and turns
+
+    def _schedule(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._num_scheduled += 1
+        heapq.heappush(self._due, (self.clock.now_s() + delay_s, self._num_scheduled, call))
+
+    def run(self, until: Callable[[], bool], *, for_s: float = 60.0) -> None:
+        """Give turns, and let time pass when nothing moves, until the condition holds; at most so long."""
+        end_s = self.clock.now_s() + for_s
+        while not until():
+            dues, is_busy = self._turns()
+            if is_busy or until():
+                continue
+            if self._wait_sockets():
+                continue
+            due_s = min(dues, default=None)
+            assert due_s is not None and due_s <= end_s, f"nothing more happens by {end_s}: {self._describe()}"
+            self.clock.advance_to(max(due_s, self.clock.now_s()))
+        self._answer_all()
+
+    def settle(self) -> None:
+        """Give turns until nothing moves without time passing (packets under way in memory do arrive)."""
+        while True:
+            dues, is_busy = self._turns()
+            if is_busy or self._wait_sockets():
+                continue
+            if not self._due or self._due[0][0] > self.clock.now_s() + 1e-3:
+                return
+            self.clock.advance_to(self._due[0][0])
+
+    def sleep(self, seconds: float) -> None:
+        """So much virtual time passes, with all turns that are due in it."""
+        end_s = self.clock.now_s() + seconds
+        while True:
+            dues, is_busy = self._turns()
+            if is_busy or self._wait_sockets():
+                continue
+            due_s = min(dues, default=end_s)
+            if due_s >= end_s:
+                self.clock.advance_to(end_s)
+                self._turns()
+                return
+            self.clock.advance_to(max(due_s, self.clock.now_s()))
+
+    def _turns(self) -> tuple[list[float], bool]:
+        """One turn of everybody. returns (moments at which somebody wants a turn, whether somebody does now)."""
+        now_s = self.clock.now_s()
+        is_busy = False
+        dues: list[float] = []
+        while self._due and self._due[0][0] <= now_s:
+            heapq.heappop(self._due)[2]()
+            is_busy = True
+        for node in self.nodes:
+            if node.is_stopped or node.is_gone:
+                continue
+            told = len(node.to_engine) + len(node.to_loop)
+            delay_s = node.owner.step()
+            is_busy = self._answer(node) or is_busy or len(node.to_engine) + len(node.to_loop) > told
+            if delay_s is not None:
+                is_busy = is_busy or delay_s == 0.0
+                dues.append(now_s + delay_s)
+        if self._due:
+            dues.append(self._due[0][0])
+        return dues, is_busy
+
+    def _answer_all(self) -> None:
+        for node in self.nodes:
+            self._answer(node)
+
+    def _answer(self, node: Node) -> bool:
+        """What D's engine does: names blocks when asked."""
+        wanted = [event for event in node.events(messages.BindWanted) if event.lease_id not in node.bound]  # type: ignore[attr-defined]
+        if not node.binds or not wanted:
+            return False
+        for event in wanted:
+            assert isinstance(event, messages.BindWanted)
+            block_ids = node.take_blocks(node.grants[event.lease_id])
+            node.bound[event.lease_id] = block_ids
+            node.owner.handle(messages.Bound(event.lease_id, block_ids))
+        return True
+
+    def _wait_sockets(self) -> bool:
+        """Whether some socket has something for a node that isn't stopped, or gets it in a moment."""
+        selectors = [
+            network.waiter()._selector
+            for node in self.nodes
+            if not node.is_stopped and not node.is_gone
+            for network in [getattr(node.network, "_inner", node.network)]
+            if isinstance(network, StreamNetwork)
+        ]
+        if not selectors:
+            return False
+        filenos = [selector.fileno() for selector in selectors]  # type: ignore[attr-defined]
+        ready, _, _ = select.select(filenos, [], [], _QUIET_S)
+        return bool(ready)
+
+    def _describe(self) -> str:
+        return "; ".join(f"{node.ref.id}: {node.to_engine[-3:]} {node.to_loop[-2:]}" for node in self.nodes)
+
+    # --- what tests do
+
+    def pair(self, prefill: Node, decode: Node, *, session_id: int = 1) -> None:
+        """Order the link and wait until it is up."""
+        self.order(prefill, decode, session_id=session_id)
+        self.run(lambda: any(state.up for state in link_states(prefill, decode)))
+
+    def order(self, prefill: Node, decode: Node, *, session_id: int = 1) -> None:
+        prefill.owner.handle(messages.OrderLink(session_id, decode.ref, decode.owner.addresses))
+
+    def grant(self, prefill: Node, decode: Node, lease_id: int, num_blocks: int, num_skip: int = 0) -> None:
+        """D expects the lease. (One block more than the prompt's is granted, as the engine does.)"""
+        decode.grants[lease_id] = num_blocks - num_skip + 1
+        decode.owner.handle(messages.ExpectLease(lease_id, prefill.ref, num_blocks, num_skip))
+
+    def open(self, prefill: Node, decode: Node, lease_id: int, num_blocks: int, num_skip: int = 0) -> None:
+        """A grant at D and an open lease at P."""
+        self.grant(prefill, decode, lease_id, num_blocks, num_skip)
+        prefill.owner.handle(messages.OpenLease(lease_id, decode.ref, num_blocks, num_skip))
+
+    def offer(self, prefill: Node, lease_id: int, upto: int, num_new: int) -> tuple[int, ...]:
+        """P offers new blocks with random content; returns their ids."""
+        block_ids = prefill.take_blocks(num_new)
+        for block_id in block_ids:
+            prefill.fill(block_id, self.random.randbytes(prefill.layout.block_bytes))
+        prefill.owner.handle(messages.Offer(lease_id, upto, block_ids))
+        return block_ids
+
+    def hand_off(self, prefill: Node, decode: Node, lease_id: int, num_blocks: int, num_skip: int = 0) -> tuple[int, ...]:
+        """Open, offer all, commit; without waiting."""
+        self.open(prefill, decode, lease_id, num_blocks, num_skip)
+        block_ids = self.offer(prefill, lease_id, num_blocks, num_blocks - num_skip)
+        prefill.owner.handle(messages.Commit(lease_id, 7, None))
+        return block_ids
+
+    def wait_ends(self, lease_id: int, *nodes: Node, for_s: float = 60.0) -> None:
+        """Until each of these nodes has closed the lease."""
+        self.run(lambda: all(node.ends(lease_id) for node in nodes), for_s=for_s)
+
+    def kill(self, node: Node) -> None:
+        """As kill -9: its connections end, nothing of it runs any more."""
+        node.is_gone = True
+        node.owner._network.close()
+        for link in node.owner._links:
+            channel = getattr(link._channel, "_inner", link._channel)
+            channel.close("killed")
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.owner.close()
+        self._unix_dir.cleanup()
+
+
+def link_states(prefill: Node, decode: Node) -> list[messages.LinkState]:
+    """What P's loop was told about the link to D."""
+    return [
+        state
+        for state in prefill.to_loop
+        if isinstance(state, messages.LinkState) and state.decode_worker == decode.ref
+    ]
+
+
+def assert_handed_off(prefill: Node, decode: Node, lease_id: int, sent: tuple[int, ...]) -> None:
+    """Confirmed at P, handed off at D, once each, and the bytes are equal."""
+    [closed] = prefill.ends(lease_id)
+    assert isinstance(closed, messages.LeaseClosed) and closed.error is None, closed
+    [handed_off] = decode.ends(lease_id)
+    assert isinstance(handed_off, messages.HandedOff), handed_off
+    received = decode.bound.get(lease_id, ())
+    assert handed_off.received_bytes == len(sent) * prefill.layout.block_bytes
+    for source, target in zip(sent, received):
+        assert prefill.block(source) == decode.block(target)
+
+
+def assert_at_rest(*nodes: Node) -> None:
+    """Nothing is open, nothing is held."""
+    for node in nodes:
+        for link in node.owner._links:
+            assert link.num_leases == 0
