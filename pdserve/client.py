@@ -98,7 +98,8 @@ class AsyncClient:
                     return
                 num_silent += 1
                 self._current = (self._current + 1) % len(self._targets)
-                if num_silent >= len(self._targets) or len(self._targets) == 1:
+                # A single name may stand for several routers, so it is asked once more.
+                if num_silent >= max(2, len(self._targets)):
                     raise _lost(error, generation) from error
 
     async def generate_text(

@@ -181,10 +181,9 @@ class _Pipe(Generic[S]):
         """The sender is gone: what is on its way is lost; the reader learns it unless the wire is cut."""
         if not self._broken:
             self.break_off()
+            self._abandon_reason = reason
             if not self.cut:
-                self._schedule(
-                    max(0.0, self._delay()), lambda: self._end(f"closed by {self._sender}: {reason}")
-                )
+                self._tell_abandoned()
 
     def break_off(self) -> None:
         """Nothing passes any more, for good."""

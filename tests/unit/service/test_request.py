@@ -1,0 +1,235 @@
+"""What a request may say, and what the rest is answered: field, limit, value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdserve.errors import InvalidRequest
+from pdserve.request import (
+    Chat,
+    ChatMessage,
+    Event,
+    Finished,
+    GenerateRequest,
+    Resume,
+    ResumeChoice,
+    Started,
+    Timings,
+    Tokens,
+    Usage,
+    event_from_proto,
+    event_to_proto,
+)
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.sampling import FinishReason, SamplingParams
+
+
+def message(**fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(**({"text": "hi"} | fields))
+
+
+def sampling(**fields: Any) -> pb.GenerateRequest:
+    return message(sampling=pb.SamplingParams(**fields))
+
+
+def chat(*messages: tuple[str, str], **fields: Any) -> pb.GenerateRequest:
+    turns = [pb.ChatMessage(role=role, content=content) for role, content in messages]
+    return pb.GenerateRequest(chat=pb.Chat(messages=turns, **fields))
+
+
+def resume(seed: int, *ids: list[int], **fields: Any) -> pb.GenerateRequest:
+    choices = [pb.ResumeChoice(token_ids=each) for each in ids]
+    return message(resume=pb.Resume(seed=seed, choices=choices), **fields)
+
+
+BAD: list[tuple[pb.GenerateRequest, str]] = [
+    (pb.GenerateRequest(), "exactly one of text, chat, token_ids"),
+    (message(text=""), "text must not be empty"),
+    (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids must not be empty"),
+    (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 100])), "token_ids .*limit=99, value=100"),
+    (message(request_id="a b"), "request_id must be"),
+    (message(request_id="x" * 65), "request_id must be"),
+    (message(priority=1001), "priority out of range .*±1000, value=1001"),
+    (message(user="u" * 129), "user is too long .*limit=128, value=129"),
+    (message(cache_salt="u" * 129), "cache_salt is too long"),
+    (message(truncate_prompt_tokens=4), "truncate_prompt_tokens is not supported yet"),
+    (chat(), "at least one message"),
+    (chat(("robot", "hi")), "unknown chat role .*role=robot"),
+    (chat(("user", "hi"), continue_final_message=True), "continue_final_message"),
+    (chat(("user", "hi"), tools_json="{}"), "JSON list"),
+    (chat(("user", "hi"), tools_json="[" * 100_000), "JSON list"),
+    (sampling(temperature=-0.5), "temperature .*value=-0.5"),
+    (sampling(temperature=float("nan")), "temperature"),
+    (sampling(temperature=float("inf")), "temperature"),
+    (sampling(top_p=0.0), "top_p .*value=0.0"),
+    (sampling(top_p=1.5), "top_p .*value=1.5"),
+    (sampling(top_p=float("nan")), "top_p"),
+    (sampling(max_tokens=0), "max_tokens must be at least 1"),
+    (sampling(max_tokens=3, min_tokens=4), "min_tokens .*limit=3, value=4"),
+    (sampling(stop=["x"] * 17), "too many stop strings .*limit=16, value=17"),
+    (sampling(stop=[""]), "stop string's length .*value=0"),
+    (sampling(stop=["x" * 257]), "stop string's length .*limit=1 to 256, value=257"),
+    (sampling(stop_token_ids=[1] * 129), "too many stop_token_ids"),
+    (sampling(stop_token_ids=[100]), "stop_token_ids .*limit=99"),
+    (sampling(n=0), "n out of range"),
+    (sampling(n=5), "n out of range .*limit=1 to 4, value=5"),
+    (resume(0, [1]), "resume needs the seed"),
+    (resume(7, [1], sampling=pb.SamplingParams(seed=8)), "another seed"),
+    (resume(7, [1], [1]), "more choices than the request .*limit=1, value=2"),
+    (resume(7, [1, 2], sampling=pb.SamplingParams(max_tokens=1)), "more tokens than max_tokens"),
+    (resume(7, [100]), "resume.token_ids .*limit=99"),
+    (
+        message(
+            resume=pb.Resume(seed=7, choices=[pb.ResumeChoice(finish_reason=pb.FINISH_REASON_UNSPECIFIED)])
+        ),
+        "finish_reason",
+    ),
+]
+
+
+@pytest.mark.parametrize(("msg", "said"), BAD, ids=[f"{n}-{said}" for n, (_, said) in enumerate(BAD)])
+def test_bad_requests_are_refused_by_name(msg: pb.GenerateRequest, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        GenerateRequest.from_proto(msg, max_n=4 if msg.sampling.n > 1 else 1, vocab_size=100)
+
+
+LATER: dict[str, Any] = {
+    "min_p": 0.1,
+    "typical_p": 0.9,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logit_bias": {1: 0.5},
+    "best_of": 2,
+    "logprobs": 1,
+    "prompt_logprobs": 1,
+    "echo": True,
+    "allowed_token_ids": [1],
+    "banned_token_ids": [1],
+    "bad_words": ["x"],
+    "json_schema": "{}",
+    "regex": "a+",
+    "grammar": "root ::= 'a'",
+    "choices": pb.Choices(texts=["a"]),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_does_not_work_yet_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name} is not supported yet"):
+        GenerateRequest.from_proto(sampling(**{name: LATER[name]}))
+
+
+def test_every_sampling_field_is_either_taken_or_refused() -> None:
+    taken = set(SamplingParams.__dataclass_fields__) | {"seed", "n"}
+    assert taken | set(LATER) == {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
+
+
+def test_what_is_left_out_gets_its_default() -> None:
+    request = GenerateRequest.from_proto(message())
+    assert request == GenerateRequest(input="hi")
+    assert request.sampling == SamplingParams()
+    assert (request.seed, request.n) == (None, 1)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+ids = st.lists(st.integers(0, 99), min_size=1, max_size=5).map(tuple)
+chats = st.builds(
+    Chat,
+    st.lists(st.builds(ChatMessage, st.sampled_from(["system", "user", "tool"]), texts), min_size=1).map(
+        tuple
+    ),
+    st.sampled_from(["", "[]", '[{"name": "f"}]']),
+)
+params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 10, width=32),
+    top_k=st.integers(0, 100),
+    top_p=st.floats(0.125, 1, width=32),
+    min_tokens=st.integers(0, 5),
+    max_tokens=st.none() | st.integers(5, 100),
+    stop=st.lists(texts, max_size=3).map(tuple),
+    include_stop=st.booleans(),
+    stop_token_ids=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+)
+choices = st.builds(ResumeChoice, ids, st.none() | st.sampled_from(FinishReason))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> GenerateRequest:
+    n = draw(st.integers(1, 4))
+    seed = draw(st.none() | st.integers(1, 2**64 - 1))
+    held = draw(st.none() | st.lists(choices, min_size=n, max_size=n)) if seed is not None else None
+    return GenerateRequest(
+        input=draw(texts | chats | ids),
+        request_id=draw(st.text("aZ0._:-", max_size=64)),
+        model=draw(st.text(max_size=4)),
+        sampling=draw(params),
+        seed=seed,
+        n=n,
+        priority=draw(st.integers(-1000, 1000)),
+        user=draw(st.text(max_size=4)),
+        resume=Resume(seed, tuple(held)) if held is not None and seed is not None else None,
+        cache_salt=draw(st.text(max_size=4)),
+    )
+
+
+@given(requests())
+def test_a_valid_request_survives_the_wire(request: GenerateRequest) -> None:
+    octets = request.to_proto().SerializeToString()
+    back = GenerateRequest.from_proto(pb.GenerateRequest.FromString(octets), max_n=4, vocab_size=100)
+    assert back == request
+
+
+def test_missing_resume_choices_are_empty_ones() -> None:
+    request = GenerateRequest.from_proto(resume(7, [1, 2], sampling=pb.SamplingParams(n=3)), max_n=3)
+    assert request.resume == Resume(7, (ResumeChoice((1, 2)), ResumeChoice(), ResumeChoice()))
+    assert request.seed == 7
+
+
+EVENTS: list[Event] = [
+    Started(
+        request_id="r",
+        seed=2**63,
+        num_prompt_tokens=2,
+        num_cached_tokens=1,
+        prompt_token_ids=(5, 6),
+        model="m",
+    ),
+    Tokens(choice=1, first_index=3, token_ids=(7, 8), text="ab"),
+    Finished(
+        choice=1,
+        reason=FinishReason.STOP_TEXT,
+        usage=Usage(num_prompt_tokens=2, num_cached_tokens=1, num_completion_tokens=5),
+        timings=Timings(ttft_ms=1.5, total_ms=20.0),
+        num_attempts=2,
+        prefill_worker="p",
+        decode_worker="d",
+        kv_bytes=1 << 40,
+        transport="stream",
+        prefill_energy_j=0.0,
+    ),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_events_survive_the_wire(event: Event) -> None:
+    octets = event_to_proto(event).SerializeToString()
+    assert event_from_proto(pb.GenerateResponse.FromString(octets)) == event
+
+
+def test_unknown_energy_is_absent_not_zero() -> None:
+    finished = EVENTS[2]
+    assert isinstance(finished, Finished)
+    assert finished.to_proto().energy.HasField("prefill_j")
+    assert not finished.to_proto().energy.HasField("decode_j")
+
+
+def test_an_empty_event_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="empty event"):
+        event_from_proto(pb.GenerateResponse())
