@@ -11,18 +11,6 @@ from pdserve.errors import InvalidRequest
 from pdserve.request import Chat, ChatMessage, GenerateRequest, Input
 from pdserve.sampling import SamplingParams
 
-DEFAULT_TARGET = "127.0.0.1:50051"
-
-
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """Where the router is, and how long to wait for it."""
-    parser.add_argument(
-        "--target",
-        default=DEFAULT_TARGET,
-        metavar="HOST:PORT",
-        help=f"a router (default {DEFAULT_TARGET}, where `pdserve up` listens)",
-    )
-
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """How tokens are chosen and when the text ends. What isn't given is the router's default."""

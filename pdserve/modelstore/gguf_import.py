@@ -12,7 +12,6 @@ from typing import Any
 from pdserve.modelstore.gguf_config import generation_config, model_config
 from pdserve.modelstore.gguf_file import read_gguf
 from pdserve.modelstore.gguf_tensors import tensor_index
-from pdserve.modelstore.gguf_tokenizer import tokenizer_config, tokenizer_json
 
 WEIGHTS_NAME = "weights.gguf"
 
@@ -22,6 +21,9 @@ def import_gguf(source: Path, folder: Path) -> None:
 
     The weights are a hard link where the file system allows, else a copy. Raises Incompatible for what isn't supported.
     """
+    # Here, so that commands that only look a model up don't load the tokenizers package.
+    from pdserve.modelstore.gguf_tokenizer import tokenizer_config, tokenizer_json
+
     file = read_gguf(source)
     # Everything that may refuse comes before the first byte is written.
     config = model_config(file)

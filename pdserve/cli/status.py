@@ -1,0 +1,142 @@
+"""`pdserve status`: what a router sees of its cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pdserve.cli.target import add_target, open_client
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pdserve.status import ClusterStatus, WorkerStatus
+
+DESCRIPTION = """\
+Prints the workers (role, id, epoch, state, load, KV blocks by state, prefix cache hits), the router's queue, and the
+pairs with their transport. At rest no block is granted, owned or quarantined.
+"""
+_BLOCK_STATES = ("free", "granted", "owned", "cached", "quarantined")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Target and form."""
+    add_target(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask once and print."""
+    with open_client(arguments) as client:
+        status = client.status()
+    if arguments.json:
+        print(json.dumps(to_json(status), ensure_ascii=False))
+    else:
+        _print_tables(status)
+    return 0
+
+
+def to_json(status: ClusterStatus) -> dict[str, Any]:
+    """The object that --json prints."""
+    return {
+        "router": status.router_id,
+        "draining": status.draining,
+        "workers": [_worker_to_json(worker) for worker in status.workers],
+        "queue": {
+            "waiting": status.queue.num_waiting,
+            "waiting_tokens": status.queue.num_waiting_tokens,
+            "running": status.queue.num_running,
+            "limit": status.queue.limit,
+        },
+        "pairs": [
+            {
+                "prefill_worker": pair.prefill_worker,
+                "decode_worker": pair.decode_worker,
+                "up": pair.up,
+                "transport": pair.transport,
+                "reason": pair.reason,
+            }
+            for pair in status.pairs
+        ],
+    }
+
+
+def _worker_to_json(worker: WorkerStatus) -> dict[str, Any]:
+    blocks = {state: getattr(worker.blocks, state) for state in (*_BLOCK_STATES, "promised")}
+    return {
+        "id": worker.id,
+        "role": worker.role,
+        "epoch": worker.epoch,
+        "role_generation": worker.role_generation,
+        "state": worker.state,
+        "load": {
+            "running": worker.num_running,
+            "waiting": worker.num_waiting,
+            "queued_tokens": worker.num_queued_tokens,
+        },
+        "blocks": blocks,
+        "cache_hits": {
+            "hit_tokens": worker.num_cache_hit_tokens,
+            "query_tokens": worker.num_cache_query_tokens,
+        },
+        "metrics": worker.metrics_address,
+        "numerics": worker.numerics,
+        "steps": worker.num_steps,
+    }
+
+
+def _print_tables(status: ClusterStatus) -> None:
+    from rich.console import Console
+
+    # Without a terminal the width is unknown: don't fold a table into 80 columns for grep.
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    draining = " (draining)" if status.draining else ""
+    queue = status.queue
+    console.print(
+        f"router {status.router_id}{draining}: {queue.num_running} running, "
+        f"{queue.num_waiting} of at most {queue.limit} waiting ({queue.num_waiting_tokens} tokens)",
+        markup=False,
+    )
+    console.print(_workers_table(status) if status.workers else "no workers have joined")
+    console.print(_pairs_table(status) if status.pairs else "no pairs")
+
+
+def _workers_table(status: ClusterStatus) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="workers", title_justify="left")
+    for heading in ("role", "id", "state", "epoch"):
+        table.add_column(heading)
+    for heading in ("running", "waiting", "queued tok", *_BLOCK_STATES, "cache hits"):
+        table.add_column(heading, justify="right")
+    for worker in status.workers:
+        load = (worker.num_running, worker.num_waiting, worker.num_queued_tokens)
+        blocks = [getattr(worker.blocks, state) for state in _BLOCK_STATES]
+        row = [worker.role, worker.id, worker.state, worker.epoch, *load, *blocks, _hits(worker)]
+        table.add_row(*[Text(str(cell)) for cell in row])
+    return table
+
+
+def _pairs_table(status: ClusterStatus) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="pairs", title_justify="left")
+    for heading in ("prefill", "decode", "state", "transport"):
+        table.add_column(heading)
+    for pair in status.pairs:
+        state = "up" if pair.up else f"down: {pair.reason}"
+        table.add_row(
+            *[Text(cell) for cell in (pair.prefill_worker, pair.decode_worker, state, pair.transport)]
+        )
+    return table
+
+
+def _hits(worker: WorkerStatus) -> str:
+    if not worker.num_cache_query_tokens:
+        return "–"
+    share = worker.num_cache_hit_tokens / worker.num_cache_query_tokens
+    return f"{worker.num_cache_hit_tokens} tok ({share:.0%})"

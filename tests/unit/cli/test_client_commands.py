@@ -1,0 +1,184 @@
+"""`generate`, `status` and `chat` against a server on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from pdserve.cli.chat import Conversation
+from pdserve.cli.main import build_parser, main
+from pdserve.cli.target import open_client
+from pdserve.errors import InvalidRequest, Overloaded
+from tests.unit.cli.scripted_router import ScriptedRouter
+
+
+@pytest.fixture
+def router() -> Iterator[ScriptedRouter]:
+    with ScriptedRouter() as started:
+        yield started
+
+
+def test_generate_streams_text(router: ScriptedRouter, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--target", router.target, "--seed", "3", "--max-tokens", "9", "Say"], {}) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("Hello wörld\n", "")
+    (request,) = router.requests
+    assert (request.text, request.sampling.seed, request.sampling.max_tokens) == ("Say", 3, 9)
+
+
+def test_generate_prints_one_object(router: ScriptedRouter, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--target", router.target, "--json", "--chat", "--system", "s", "Say"], {}) == 0
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    answer = json.loads(said)
+    assert answer["request_id"] == "r1"
+    assert answer["prompt_token_ids"] == [5, 6]
+    assert answer["token_ids"] == [100, 101, 102]
+    assert answer["text"] == "Hello wörld"
+    assert answer["finish_reason"] == "eos"
+    assert answer["usage"] == {"prompt": 2, "cached": 1, "completion": 3}
+    assert answer["timings"]["ttft_ms"] == 12.346
+    assert all(name.endswith("_ms") for name in answer["timings"])
+    assert (answer["attempts"], answer["prefill_worker"], answer["decode_worker"]) == (
+        1,
+        "prefill-0",
+        "decode-0",
+    )
+    assert [(each.role, each.content) for each in router.requests[0].chat.messages] == [
+        ("system", "s"),
+        ("user", "Say"),
+    ]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_refusal_is_one_line(
+    router: ScriptedRouter, form: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    router.refuse = InvalidRequest("top_p must be above 0 and at most 1", value=7.0)
+    assert main(["generate", "--target", router.target, "--top-p", "7", "x", *form], {}) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: top_p must be above 0")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["status"], ["chat"]])
+def test_no_router_there_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--target", "127.0.0.1:9"], {}) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "127.0.0.1:9" in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_target_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--target", "nowhere"], {}) == 1
+    assert "HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_deadline(router: ScriptedRouter, capsys: pytest.CaptureFixture[str]) -> None:
+    router.wait_behind = 1
+    assert main(["generate", "--target", router.target, "--deadline-s", "0.3", "x"], {}) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Hel")
+    assert "deadline" in captured.err.lower()
+
+
+def test_status_for_programs(router: ScriptedRouter, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--target", router.target, "--json"], {}) == 0
+    status = json.loads(capsys.readouterr().out)
+    (worker,) = status["workers"]
+    assert (worker["role"], worker["id"], worker["epoch"], worker["state"]) == (
+        "decode",
+        "decode-0",
+        "1.2",
+        "up",
+    )
+    assert worker["load"] == {"running": 4, "waiting": 5, "queued_tokens": 6}
+    assert worker["blocks"] == {
+        "free": 90, "granted": 1, "owned": 2, "cached": 6, "quarantined": 1, "promised": 3,
+    }  # fmt: skip
+    assert worker["cache_hits"] == {"hit_tokens": 32, "query_tokens": 64}
+    assert status["queue"] == {"waiting": 1, "waiting_tokens": 100, "running": 4, "limit": 1024}
+    assert [(pair["up"], pair["transport"], pair["reason"]) for pair in status["pairs"]] == [
+        (True, "stream", ""),
+        (False, "", "full [x]"),
+    ]
+
+
+def test_status_for_people(router: ScriptedRouter, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--target", router.target], {}) == 0
+    said = capsys.readouterr().out
+    for wanted in ("router-1", "decode-0", "quarantined", "90", "32 tok (50%)", "stream", "down: full [x]"):
+        assert wanted in said
+
+
+class Terminal:
+    """A user who types the given lines; an exception among them is raised in place of a line."""
+
+    def __init__(self, *lines: str | BaseException) -> None:
+        self._lines = list(lines)
+        self.shown = ""
+        self.interrupt_at = ""
+
+    def ask(self) -> str:
+        line = self._lines.pop(0) if self._lines else EOFError()
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    def say(self, text: str) -> None:
+        self.shown += text
+        if text == self.interrupt_at:
+            raise KeyboardInterrupt
+
+
+def talk(router: ScriptedRouter, terminal: Terminal, *flags: str) -> list[list[tuple[str, str]]]:
+    """Run a conversation; the messages of each request that the router got."""
+    arguments = build_parser(["chat"]).parse_args(["chat", "--target", router.target, *flags])
+    with open_client(arguments) as client:
+        Conversation(client, arguments, terminal.ask, terminal.say).run()
+    return [[(each.role, each.content) for each in request.chat.messages] for request in router.requests]
+
+
+def test_a_conversation_remembers(router: ScriptedRouter) -> None:
+    terminal = Terminal("hi\n", "", "  and?  \n")
+    asked = talk(router, terminal, "--system", "be brief", "--temperature", "0")
+    head = [("system", "be brief"), ("user", "hi")]
+    assert asked == [head, [*head, ("assistant", "Hello wörld"), ("user", "and?")]]
+    assert terminal.shown == "Hello wörld\nHello wörld\n\n"
+    assert router.requests[0].sampling.temperature == 0
+
+
+def test_reset_help_and_quit(router: ScriptedRouter) -> None:
+    terminal = Terminal("one", "/reset", "/what", "two", "/quit", "three")
+    assert talk(router, terminal, "--system", "s") == [
+        [("system", "s"), ("user", "one")],
+        [("system", "s"), ("user", "two")],
+    ]
+    assert "/reset forgets" in terminal.shown
+
+
+def test_stopping_an_answer_keeps_what_came_and_cancels_the_rest(router: ScriptedRouter) -> None:
+    router.wait_behind = 2
+    terminal = Terminal("one", KeyboardInterrupt(), "two")
+    terminal.interrupt_at = "lo"
+    asked = talk(router, terminal)
+    assert router.cancelled.wait(10)
+    assert asked[1] == [("user", "one"), ("assistant", "Hello"), ("user", "two")]
+    assert "(stopped)" in terminal.shown
+
+
+def test_a_failed_turn_is_taken_back(router: ScriptedRouter) -> None:
+    router.refuse = Overloaded("the queue is full")
+    terminal = Terminal("one", "two")
+    assert talk(router, terminal) == [[("user", "one")], [("user", "two")]]
+    assert terminal.shown.count("error: ") == 2
+
+
+def test_a_model_without_a_template(capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedRouter(has_template=False) as router:
+        assert main(["chat", "--target", router.target], {}) == 1
+    assert "no chat template" in capsys.readouterr().err
