@@ -40,7 +40,7 @@ class IntakePort(Protocol):
     def peer_num_blocks(self) -> int: ...
     def send(self, frame: Frame) -> None: ...
     def divert(self) -> None: ...
-    def read_remote(self, tag: int, start: int, into: memoryview) -> None: ...
+    def read_remote(self, tag: int, start: int, into: memoryview) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,15 @@ class Intake:
         """Whether a turn could do something now."""
         return bool(self._released or self._grown) or (bool(self._rotation) and self._has_room())
 
-    def turn(self) -> None:
-        """Two-sided: ask for all that the window allows. One-sided: read one piece."""
+    def turn(self) -> ReceiveLease | None:
+        """Two-sided: ask for all that the window allows. One-sided: read one piece.
+
+        returns  the lease of a piece that was read at once
+        """
         if self._port.one_sided:
-            self._read_one()
-        else:
-            self._pull()
+            return self._read_one()
+        self._pull()
+        return None
 
     def _pull(self) -> None:
         asked: dict[int, list[PulledPiece]] = {}
@@ -121,7 +124,7 @@ class Intake:
         for lease_id, pieces in asked.items():
             self._port.send(Pull(lease_id, tuple(pieces)))
 
-    def _read_one(self) -> None:
+    def _read_one(self) -> ReceiveLease | None:
         while self._rotation and self._has_room():
             lease = self._rotation.popleft()
             piece = self._next_piece(lease)
@@ -136,8 +139,9 @@ class Intake:
                     "an offered block outside of the peer's pool", field="block_ids", got=remote_id
                 )
             tag = self._ask(lease, piece)
-            self._port.read_remote(tag, remote_id * self.cut.block_bytes + offset, self._asked[tag].into)
-            return
+            start = remote_id * self.cut.block_bytes + offset
+            return self.on_read(tag) if self._port.read_remote(tag, start, self._asked[tag].into) else None
+        return None
 
     def _has_room(self) -> bool:
         if len(self._asked) >= _MAX_OUTSTANDING:

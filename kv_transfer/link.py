@@ -154,8 +154,8 @@ class Link:
     def divert(self) -> None:
         self._channel.divert()
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> None:
-        self._channel.read_remote(tag, start, into)
+    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
+        return self._channel.read_remote(tag, start, into)
 
     def _send(self, frame: Frame) -> None:
         self._channel.send(encode(frame, self.generation))

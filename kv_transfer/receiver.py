@@ -276,7 +276,9 @@ class Receiver:
 
     def turn(self) -> None:
         """Ask for (one-sided: read) what the window allows, and report what grew."""
-        self._intake.turn()
+        read = self._intake.turn()
+        if read is not None:
+            self._ack_if_filled(read)
         for lease in self._intake.take_grown():
             if lease.lease_id in self.leases and lease.num_full_blocks > lease.num_reported_blocks:
                 lease.num_reported_blocks = lease.num_full_blocks

@@ -139,8 +139,8 @@ class FaultyChannel:
     def divert(self) -> None:
         self._inner.divert()
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> None:
-        self._inner.read_remote(tag, start, into)
+    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
+        return self._inner.read_remote(tag, start, into)
 
     def receive(self, sink: Sink) -> bool:
         self._release()

@@ -97,16 +97,15 @@ class MemoryChannel:
     def divert(self) -> None:
         """Pieces arrive whole."""
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> None:
+    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
         """Without a copy_delay the bytes are read now; with one, when the copy is done."""
         if self.remote_pool is None:
             raise InvariantViolated("a one-sided read without a remote pool", peer=self.peer_name)
-        self.num_pending_reads += 1
         source = self.remote_pool[start : start + len(into)]
         if self._wires.copy_delay is None:
             into[:] = source
-            self._reads_done.append(tag)
-            return
+            return True
+        self.num_pending_reads += 1
 
         def copied() -> None:
             into[:] = source
@@ -114,6 +113,7 @@ class MemoryChannel:
             self._wake()
 
         self._wires.schedule(self._wires.copy_delay(), copied)
+        return False
 
     def receive(self, sink: Sink) -> bool:
         while self._reads_done:

@@ -83,8 +83,8 @@ class Channel(Protocol):
         """The rest of the payload now arriving goes to scratch: nothing more is written to where `place` said."""
         ...
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> None:
-        """One-sided: copy bytes of P's pool, from `start` on; `on_read(tag)` follows when done."""
+    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
+        """One-sided: copy bytes of P's pool, from `start` on. True: done; False: `on_read(tag)` follows when it is."""
         ...
 
     def receive(self, sink: Sink) -> bool:

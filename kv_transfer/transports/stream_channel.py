@@ -250,7 +250,7 @@ class StreamChannel:
         self._high += num_bytes
         return True
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> None:
+    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
         raise InvariantViolated(
             "a stream can't read the peer's pool", tag=tag, start=start, num_bytes=len(into)
         )

@@ -22,7 +22,9 @@ from pdserve.ids import Epoch, WorkerRef
 from pdserve.service.config import TimeoutsConfig, TransportConfig
 
 TRANSPORTS = ("stream-unix", "stream-tcp", "memory", "memory-one-sided")
-LAYOUT = KvLayout(num_blocks=64, kv_heads=2, layers=3, block_size=4, head_dim=64, dtype="float32", item_bytes=4)
+LAYOUT = KvLayout(
+    num_blocks=64, kv_heads=2, layers=3, block_size=4, head_dim=64, dtype="float32", item_bytes=4
+)
 _REAL_LIMIT_S = 20.0
 _QUIET_S = 0.002
 
@@ -75,7 +77,9 @@ class Node:
     def ends(self, lease_id: int) -> list[object]:
         """Closing events of a lease: there must be exactly one in the end."""
         closing = (messages.HandedOff, messages.Retired, messages.LeaseClosed)
-        return [event for event in self.to_engine if isinstance(event, closing) and event.lease_id == lease_id]
+        return [
+            event for event in self.to_engine if isinstance(event, closing) and event.lease_id == lease_id
+        ]
 
     def take_blocks(self, num_blocks: int) -> tuple[int, ...]:
         """Blocks nobody uses yet, scattered over the pool."""
@@ -181,7 +185,9 @@ class World:
             if self._wait_sockets():
                 continue
             due_s = min(dues, default=None)
-            assert due_s is not None and due_s <= end_s, f"nothing more happens by {end_s}: {self._describe()}"
+            assert due_s is not None and due_s <= end_s, (
+                f"nothing more happens by {end_s}: {self._describe()}"
+            )
             self.clock.advance_to(max(due_s, self.clock.now_s()))
         self._answer_all()
 
@@ -292,7 +298,9 @@ class World:
         prefill.owner.handle(messages.Offer(lease_id, upto, block_ids))
         return block_ids
 
-    def hand_off(self, prefill: Node, decode: Node, lease_id: int, num_blocks: int, num_skip: int = 0) -> tuple[int, ...]:
+    def hand_off(
+        self, prefill: Node, decode: Node, lease_id: int, num_blocks: int, num_skip: int = 0
+    ) -> tuple[int, ...]:
         """Open, offer all, commit; without waiting."""
         self.open(prefill, decode, lease_id, num_blocks, num_skip)
         block_ids = self.offer(prefill, lease_id, num_blocks, num_blocks - num_skip)
