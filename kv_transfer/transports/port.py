@@ -112,7 +112,7 @@ class Network(Protocol):
         """Begin to connect to a worker by one of its addresses; a failure shows as the channel's closed_reason."""
         ...
 
-    def accept(self) -> list[Channel]:
+    def accept(self) -> Sequence[Channel]:
         """Connections that came since the last call."""
         ...
 

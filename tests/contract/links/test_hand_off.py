@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -43,19 +44,15 @@ def test_blocks_offered_while_later_chunks_run_are_pulled_at_once(world: World) 
     world.pair(prefill, decode)
     world.open(prefill, decode, 5, num_blocks=7, num_skip=2)
     sent: tuple[int, ...] = ()
-    for upto, num_new in ((4, 2), (6, 2)):
-        sent += world.offer(prefill, 5, upto, num_new)
-        world.run(lambda: bool(decode.events(messages.PullProgress, 5)) and _received(decode, 5) == len(sent))
+    for upto in (4, 6):
+        sent += world.offer(prefill, 5, upto, num_new=2)
+        progress = messages.PullProgress(5, num_received=upto - 2)
+        world.run(functools.partial(decode.to_engine.__contains__, progress))
         assert not decode.ends(5)
     sent += world.offer(prefill, 5, upto=7, num_new=1)
     prefill.owner.handle(messages.Commit(5, 1, None))
     world.wait_ends(5, prefill, decode)
     assert_handed_off(prefill, decode, 5, sent)
-
-
-def _received(decode: object, lease_id: int) -> int:
-    progress = decode.events(messages.PullProgress, lease_id)  # type: ignore[attr-defined]
-    return progress[-1].num_received  # type: ignore[no-any-return]
 
 
 def test_a_lease_of_which_decode_has_everything_needs_no_blocks(world: World) -> None:
@@ -112,9 +109,10 @@ def test_leases_of_one_link_share_it_in_rotation(make_world: MakeWorld) -> None:
     world.pair(prefill, decode)
     long_blocks = world.hand_off(prefill, decode, 1, num_blocks=30)
     short_blocks = world.hand_off(prefill, decode, 2, num_blocks=2)
-    world.wait_ends(2, prefill, decode)
-    assert not decode.ends(1), "the short one had to wait for the long one"
+    world.run(lambda: messages.PullProgress(2, num_received=2) in decode.to_engine)
+    assert messages.PullProgress(1, num_received=10) not in decode.to_engine, "the short one had to wait"
     world.wait_ends(1, prefill, decode)
+    world.wait_ends(2, prefill, decode)
     assert_handed_off(prefill, decode, 1, long_blocks)
     assert_handed_off(prefill, decode, 2, short_blocks)
 

@@ -8,6 +8,7 @@ import select
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from kv_transfer import messages
 from kv_transfer.facts import LinkFacts
@@ -25,8 +26,9 @@ TRANSPORTS = ("stream-unix", "stream-tcp", "memory", "memory-one-sided")
 LAYOUT = KvLayout(
     num_blocks=64, kv_heads=2, layers=3, block_size=4, head_dim=64, dtype="float32", item_bytes=4
 )
-_REAL_LIMIT_S = 20.0
 _QUIET_S = 0.002
+
+E = TypeVar("E")
 
 FaultMaker = Callable[[str, bool], Fault | None]
 """(node's name, whether it dialled) -> the plan for a new channel of that node."""
@@ -66,12 +68,12 @@ class Node:
         start = block_id * self.layout.block_bytes
         self.pool[start : start + self.layout.block_bytes] = content
 
-    def events(self, kind: type, lease_id: int | None = None) -> list[object]:
+    def events(self, kind: type[E], lease_id: int | None = None) -> list[E]:
         """What the engine was told of this kind (about this lease)."""
         return [
             event
             for event in self.to_engine
-            if isinstance(event, kind) and (lease_id is None or getattr(event, "lease_id") == lease_id)
+            if isinstance(event, kind) and (lease_id is None or event.lease_id == lease_id)  # type: ignore[attr-defined]
         ]
 
     def ends(self, lease_id: int) -> list[object]:
@@ -194,7 +196,7 @@ class World:
     def settle(self) -> None:
         """Give turns until nothing moves without time passing (packets under way in memory do arrive)."""
         while True:
-            dues, is_busy = self._turns()
+            _dues, is_busy = self._turns()
             if is_busy or self._wait_sockets():
                 continue
             if not self._due or self._due[0][0] > self.clock.now_s() + 1e-3:
@@ -242,11 +244,10 @@ class World:
 
     def _answer(self, node: Node) -> bool:
         """What D's engine does: names blocks when asked."""
-        wanted = [event for event in node.events(messages.BindWanted) if event.lease_id not in node.bound]  # type: ignore[attr-defined]
+        wanted = [event for event in node.events(messages.BindWanted) if event.lease_id not in node.bound]
         if not node.binds or not wanted:
             return False
         for event in wanted:
-            assert isinstance(event, messages.BindWanted)
             block_ids = node.take_blocks(node.grants[event.lease_id])
             node.bound[event.lease_id] = block_ids
             node.owner.handle(messages.Bound(event.lease_id, block_ids))
