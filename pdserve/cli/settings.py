@@ -47,12 +47,6 @@ WORKER = (
 ROUTER = (
     Short("listen", "router.listen", "address of the gRPC server; port 0 = a free one", "HOST:PORT"),
     Short("id", "router.id", "name of this router (default: drawn at start)", "NAME"),
-    Short(
-        "model",
-        "worker.model",
-        "where to read the tokenizer; without it, it comes from the first worker that joins",
-        "M",
-    ),
 )
 
 
