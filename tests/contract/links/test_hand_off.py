@@ -107,8 +107,11 @@ def test_leases_of_one_link_share_it_in_rotation(make_world: MakeWorld) -> None:
     world = make_world()
     prefill, decode = world.node("p"), world.node("d", piece_bytes=4096, pull_window_bytes=4096)
     world.pair(prefill, decode)
+    decode.is_stopped = True
     long_blocks = world.hand_off(prefill, decode, 1, num_blocks=30)
     short_blocks = world.hand_off(prefill, decode, 2, num_blocks=2)
+    world.settle()
+    decode.is_stopped = False
     world.run(lambda: messages.PullProgress(2, num_received=2) in decode.to_engine)
     assert messages.PullProgress(1, num_received=10) not in decode.to_engine, "the short one had to wait"
     world.wait_ends(1, prefill, decode)
