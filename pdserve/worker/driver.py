@@ -55,6 +55,10 @@ class ThreadDriver:
         """A post for one sender; here all share one queue."""
         return self.post
 
+    def wake(self) -> None:
+        """Have the owner take a turn; any thread."""
+        self._waiter.wake()
+
     def start(self) -> None:
         self._thread.start()
 
@@ -73,6 +77,55 @@ class ThreadDriver:
         except Exception as error:
             log.exception("owner.died", owner=self._thread.name)
             self._on_death(error)
+
+
+class DelayedInbox:
+    """Messages of one sender inside one event loop: each arrives after a drawn delay, in the order of sending.
+
+    `pause` and `resume` are the receiver's process stopped and continued; `stop` its end.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        delay: Callable[[], float],
+        deliver: Callable[[object], None],
+    ) -> None:
+        self._loop = loop
+        self._delay = delay
+        self._deliver = deliver
+        self._due_s = 0.0
+        self._on_the_way: deque[object] = deque()
+        self._held: deque[object] = deque()
+        self._paused = False
+        self._stopped = False
+
+    def post(self, message: object) -> None:
+        if self._stopped:
+            return
+        self._due_s = max(self._loop.time() + self._delay(), self._due_s)
+        # Timers of one moment fire in any order: each takes the oldest message.
+        self._on_the_way.append(message)
+        self._loop.call_at(self._due_s, self._arrive)
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self._deliver_held()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._held.clear()
+
+    def _arrive(self) -> None:
+        self._held.append(self._on_the_way.popleft())
+        self._deliver_held()
+
+    def _deliver_held(self) -> None:
+        while self._held and not (self._paused or self._stopped):
+            self._deliver(self._held.popleft())
 
 
 class LoopDriver:
@@ -94,8 +147,7 @@ class LoopDriver:
         self._delay = delay
         self._name = name
         self._on_death = on_death
-        self._due_s: dict[str, float] = {}
-        self._on_the_way: dict[str, deque[object]] = {}
+        self._senders: dict[str, DelayedInbox] = {}
         self._held: deque[object] = deque()
         self._turn: asyncio.TimerHandle | None = None
         self._started = False
@@ -103,11 +155,17 @@ class LoopDriver:
         self._stopped = False
 
     def post(self, message: object) -> None:
-        self._send("", message)
+        self.port("")(message)
 
     def port(self, sender: str) -> Post:
         """A post whose messages keep their order among themselves, not with those of other senders."""
-        return lambda message: self._send(sender, message)
+        if sender not in self._senders:
+            self._senders[sender] = DelayedInbox(self._loop, self._delay, self._arrive)
+        return self._senders[sender].post
+
+    def wake(self) -> None:
+        """Have the owner take a turn."""
+        self._turn_in(0.0)
 
     def start(self) -> None:
         self._started = True
@@ -128,32 +186,25 @@ class LoopDriver:
         self._held.clear()
         self._cancel_turn()
 
-    def _send(self, sender: str, message: object) -> None:
-        if self._stopped:
-            return
-        due_s = max(self._loop.time() + self._delay(), self._due_s.get(sender, 0.0))
-        self._due_s[sender] = due_s
-        # Timers of one moment fire in any order: each takes the oldest message of its sender.
-        self._on_the_way.setdefault(sender, deque()).append(message)
-        self._loop.call_at(due_s, self._arrive, sender)
+    @property
+    def _is_running(self) -> bool:
+        return self._started and not self._paused and not self._stopped
 
-    def _arrive(self, sender: str) -> None:
-        self._held.append(self._on_the_way[sender].popleft())
+    def _arrive(self, message: object) -> None:
+        self._held.append(message)
         self._take_in()
 
     def _take_in(self) -> None:
-        if not self._started or self._paused or self._stopped:
-            return
         try:
-            while self._held:
+            while self._held and self._is_running:
                 self._owner.handle(self._held.popleft())
         except Exception as error:
             self._die(error)
         self._turn_in(0.0)
 
     def _turn_in(self, wait_s: float) -> None:
-        if self._stopped:
-            return
+        if not self._is_running:
+            return  # `start` and `resume` begin with a turn
         at_s = self._loop.time() + max(wait_s, self._delay())
         if self._turn is not None and self._turn.when() <= at_s:
             return

@@ -7,7 +7,7 @@ waits are on the event loop's clock, so the same code runs under virtual time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from pdserve.messages import (
     Up,
     Welcome,
 )
+from pdserve.service.cache_events import Subscribe
 from pdserve.session import Session
 
 log = structlog.get_logger()
@@ -43,6 +44,10 @@ class SessionDialer(Protocol):
 
     async def dial(self, address: str) -> WorkerSession:
         """Raises WorkerLost when nobody answers there."""
+        ...
+
+    async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
+        """Tell the router there about the prefix cache until the stream ends; then raises WorkerLost."""
         ...
 
 
@@ -76,6 +81,7 @@ class RouterSessions:
 
     hello            made anew for each session, since a role change alters it
     tokenizer_files  the model's tokenizer files by name, for routers that ask
+    cache_events     a reader of the prefix cache's changes for each session
     silence_s        a router that says nothing for so long is taken for lost
     """
 
@@ -86,7 +92,8 @@ class RouterSessions:
         dialer: SessionDialer,
         resolver: Resolver,
         hello: Callable[[], Hello],
-        tokenizer_files: Callable[[], Awaitable[Mapping[str, bytes]]],
+        tokenizer_files: Mapping[str, bytes],
+        cache_events: Subscribe,
         listener: SessionListener,
         random: Random,
         heartbeat_s: float,
@@ -97,6 +104,7 @@ class RouterSessions:
         self._resolver = resolver
         self._hello = hello
         self._tokenizer_files = tokenizer_files
+        self._cache_events = cache_events
         self._listener = listener
         self._random = random
         self._max_quiet_ticks = max(2, round(silence_s / heartbeat_s))
@@ -214,7 +222,7 @@ class RouterSessions:
             async with asyncio.timeout(_DIAL_S):
                 welcome = await session.receive()
         except (PdserveError, TimeoutError) as error:
-            log.warning("router.not_joined", router=address, error=str(error) or "no welcome")
+            log.info("router.not_joined", router=address, error=str(error) or "no welcome")
             return None
         if isinstance(welcome, Superseded):
             self._supersede()
@@ -231,10 +239,11 @@ class RouterSessions:
             if self._load is not None:
                 session.send(self._load)
             if welcome.wants_tokenizer:
-                await self._send_tokenizer(session)
-            await self._read(session_id, live)
-        except PdserveError as error:
-            log.info("router.left", router=welcome.router_id, session=session_id, error=str(error))
+                self._send_tokenizer(session)
+            async with asyncio.TaskGroup() as group:
+                cache_events = group.create_task(self._tell_cache(address))
+                await self._read(session_id, live)
+                cache_events.cancel()
         finally:
             del self._live[session_id]
             live.ended.set()
@@ -243,7 +252,11 @@ class RouterSessions:
 
     async def _read(self, session_id: int, live: _Live) -> None:
         while True:
-            message = await live.session.receive()
+            try:
+                message = await live.session.receive()
+            except PdserveError as error:
+                log.info("router.left", router=live.router_id, session=session_id, error=str(error))
+                return
             live.num_quiet_ticks = 0
             if isinstance(message, Superseded):
                 self._supersede()
@@ -251,8 +264,17 @@ class RouterSessions:
             if not isinstance(message, DownHeartbeat):
                 self._listener.on_message(session_id, message)
 
-    async def _send_tokenizer(self, session: WorkerSession) -> None:
-        files = await self._tokenizer_files()
+    async def _tell_cache(self, address: str) -> None:
+        """Keep the stream of cache events beside a session; the session doesn't depend on it."""
+        while True:
+            try:
+                await self._dialer.send_cache_events(address, self._cache_events)
+            except PdserveError as error:
+                log.debug("cache_events.ended", router=address, error=str(error))
+            await asyncio.sleep(_MAX_BACK_OFF_S)
+
+    def _send_tokenizer(self, session: WorkerSession) -> None:
+        files = self._tokenizer_files
         for index, (name, content) in enumerate(files.items()):
             session.send(TokenizerFile(name, content, index == len(files) - 1))
 

@@ -1,0 +1,384 @@
+"""One worker in one role: engine, links and sessions wired together, from its first dial to its end.
+
+A role change ends it after a drain; the next one begins with the same loaded model, new links and new sessions.
+
+          loop: this class, sessions, watchdog
+           │ FromSession, SessionOpened, …   ▲ ToSession, ToAll, beats, Drained
+           ▼                                 │
+        engine: PrefillCore | DecodeCore ◄──────► transfer: TransferOwner   (kv_transfer/messages.py)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from decode_worker.core import DecodeCore
+from deploy.worker_gauges import WorkerGauges
+from deploy.worker_limits import limits_of
+from deploy.worker_ports import WorkerPorts, WorkerSetup
+from kv_transfer.facts import LinkFacts
+from kv_transfer.messages import CancelAllLinks, CancelLink, LinkState, OrderLink
+from kv_transfer.owner import TransferOwner
+from pdserve.engine.engine import Engine
+from pdserve.errors import InvariantViolated
+from pdserve.ids import WorkerRef
+from pdserve.messages import Down, Drain, Hello, Load, Pair, PairState, Role, SetRole, Unpair, Welcome
+from pdserve.owner import Post
+from pdserve.service.lifecycle import EXIT_OK, EXIT_SUPERSEDED, EXIT_UNSOUND
+from pdserve.worker.cache_feed import CacheFeed
+from pdserve.worker.messages import (
+    BeginDrain,
+    CacheChanged,
+    CoreCounts,
+    Drained,
+    EngineBeat,
+    FromSession,
+    LinkChanged,
+    SessionClosed,
+    SessionOpened,
+    StepBegun,
+    ToAll,
+    ToSession,
+)
+from pdserve.worker.metered_runner import MeteredRunner
+from pdserve.worker.sessions import RouterSessions
+from pdserve.worker.watchdog import Watchdog
+from prefill_worker.core import PrefillCore
+
+log = structlog.get_logger()
+
+_AFTER_DRAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """Why a run is over.
+
+    hangs  the engine's thread can't be stopped: the process must end without waiting for it
+    """
+
+    code: int
+    next_role: Role | None = None
+    hangs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnerDied:
+    name: str
+    error: BaseException
+
+
+class _Relay:
+    """A post that may be handed out before its receiver exists; nothing is sent before `bind`."""
+
+    def __init__(self) -> None:
+        self._post: Post | None = None
+
+    def bind(self, post: Post) -> None:
+        self._post = post
+
+    def __call__(self, message: object) -> None:
+        if self._post is None:
+            raise InvariantViolated("a message before the worker is assembled", kind=type(message).__name__)
+        self._post(message)
+
+
+class RoleRun:
+    """Loop only; a SessionListener."""
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        ports: WorkerPorts,
+        gauges: WorkerGauges,
+        *,
+        role: Role,
+        role_generation: int,
+    ) -> None:
+        self.role = role
+        self._setup = setup
+        self._gauges = gauges
+        self._role_generation = role_generation
+        self._timeouts = setup.config.timeouts
+        self._end: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
+        self._next_role: Role | None = None
+        self._draining = False
+        self._drain_limit: asyncio.TimerHandle | None = None
+        self._orders: dict[int, dict[WorkerRef, None]] = {}
+        self._watchdog = Watchdog(self._timeouts.heartbeat_s)
+        self._cache_feed = CacheFeed()
+        self._assemble(ports)
+        self._sessions = RouterSessions(
+            routers=setup.config.worker.routers,
+            dialer=ports.dialer,
+            resolver=ports.resolver,
+            hello=self.hello,
+            tokenizer_files=setup.model.tokenizer_files,
+            cache_events=self._cache_feed.subscribe,
+            listener=self,
+            random=ports.random_for("loop"),
+            heartbeat_s=self._timeouts.heartbeat_s,
+            silence_s=self._timeouts.link_s,
+        )
+
+    def _assemble(self, ports: WorkerPorts) -> None:
+        setup, config, runner = self._setup, self._setup.config, self._setup.model.runner
+        from_engine = ports.inbox(self._on_engine_message)
+        from_transfer = ports.inbox(self._on_transfer_message)
+        meter = MeteredRunner(runner, ports.clock, lambda new_shape: from_engine(StepBegun(new_shape)))
+        self._engine = Engine(meter, limits_of(self.role, config.engine), ports.clock)
+        to_transfer = _Relay()
+        core = self._make_core(ports, meter, to_transfer, from_engine)
+        self._engine_driver = ports.drive(
+            "engine", core, None, lambda error: from_engine(_OwnerDied("engine", error))
+        )
+        end = ports.network(runner.pool, lambda: self._transfer_driver.wake())
+        self._transfer = TransferOwner(
+            me=setup.me,
+            facts=self._link_facts(),
+            pool=runner.pool,
+            layout=runner.layout,
+            network=end.network,
+            timeouts=config.timeouts,
+            config=config.transport,
+            clock=ports.clock,
+            random=ports.random_for("transfer"),
+            to_engine=self._engine_driver.port("transfer"),
+            to_loop=from_transfer,
+            secret=setup.secret,
+            max_links=config.worker.max_links,
+        )
+        self._transfer_driver = ports.drive(
+            "transfer", self._transfer, end.waiter, lambda error: from_transfer(_OwnerDied("transfer", error))
+        )
+        to_transfer.bind(self._transfer_driver.port("engine"))
+        self._to_engine = self._engine_driver.port("loop")
+        self._to_transfer = self._transfer_driver.port("loop")
+
+    def _make_core(
+        self, ports: WorkerPorts, meter: MeteredRunner, to_transfer: Post, to_loop: Post
+    ) -> PrefillCore | DecodeCore:
+        config = self._setup.config
+        if self.role is Role.PREFILL:
+            return PrefillCore(
+                self._engine,
+                meter=meter,
+                to_transfer=to_transfer,
+                to_loop=to_loop,
+                clock=ports.clock,
+                queue_tokens=config.worker.queue_tokens,
+                hold_s=config.timeouts.hold_s,
+                heartbeat_s=config.timeouts.heartbeat_s,
+            )
+        return DecodeCore(
+            self._engine,
+            meter=meter,
+            to_transfer=to_transfer,
+            to_loop=to_loop,
+            clock=ports.clock,
+            random=ports.random_for("engine"),
+            max_waiting=config.worker.max_waiting,
+            heartbeat_s=config.timeouts.heartbeat_s,
+        )
+
+    def _link_facts(self) -> LinkFacts:
+        model = self._setup.model
+        card = model.runner.card
+        return LinkFacts(
+            layout_json=model.runner.layout.wire_json(),
+            weights_fingerprint=card.weights_fingerprint,
+            tokenizer_fingerprint=model.tokenizer_fingerprint,
+            numerics=card.numerics,
+            deterministic=card.deterministic,
+            role_generation=self._role_generation,
+        )
+
+    # --- what others see
+
+    @property
+    def engine(self) -> Engine:
+        """For tests and simulations that look at its blocks; otherwise the engine owner's."""
+        return self._engine
+
+    @property
+    def joined(self) -> bool:
+        return self._sessions.joined
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def hello(self) -> Hello:
+        """What a router is told first."""
+        setup, model = self._setup, self._setup.model
+        card, layout = model.runner.card, model.runner.layout
+        return Hello(
+            worker=setup.me,
+            role=self.role,
+            role_generation=self._role_generation,
+            model=model.name,
+            kv_addresses=self._transfer.addresses,
+            transports=setup.config.transport.kinds,
+            metrics_address=setup.metrics_address,
+            kv_layout_json=layout.wire_json(),
+            block_size=layout.block_size,
+            num_blocks=layout.num_blocks,
+            window_tokens=self._engine.window_tokens,
+            weights_fingerprint=card.weights_fingerprint,
+            tokenizer_fingerprint=model.tokenizer_fingerprint,
+            numerics=card.numerics,
+            deterministic=card.deterministic,
+            cache_seed=card.cache_seed,
+            eos_token_ids=card.eos_token_ids,
+            vocab_size=card.vocab_size,
+            host_id=setup.host_id,
+            draining=self._draining,
+        )
+
+    # --- its life
+
+    async def serve(self) -> RunEnd:
+        """Serve until drained, superseded, or broken. Cancelled: everything stops at once."""
+        self._engine_driver.start()
+        self._transfer_driver.start()
+        end = RunEnd(EXIT_UNSOUND)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._sessions.run()), tasks.create_task(self._beat())]
+                end = await self._end
+                for task in running:
+                    task.cancel()
+        finally:
+            if self._drain_limit is not None:
+                self._drain_limit.cancel()
+            if not end.hangs:
+                self._engine_driver.stop()
+            self._transfer_driver.stop()
+            self._transfer.close()
+        return end
+
+    def drain(self) -> None:
+        """Take no new work, serve the rest, then end with exit code 0. Idempotent."""
+        if self._draining:
+            self._next_role = None  # a process that must go takes no other role
+            return
+        self._draining = True
+        log.info("worker.draining", role=self.role.value, limit_s=self._timeouts.drain_s)
+        self._to_engine(BeginDrain(self._timeouts.drain_s))
+        # What the limit ends still waits for its leases; a link's silence ends those at the latest.
+        limit_s = self._timeouts.drain_s + self._timeouts.lease_s + _AFTER_DRAIN_S
+        self._drain_limit = asyncio.get_running_loop().call_later(limit_s, self._on_drained)
+
+    def set_role(self, role: Role) -> None:
+        """Drain, then go on in another role."""
+        if role is self.role or self._draining:
+            log.info("role.unchanged", role=self.role.value, asked=role.value, draining=self._draining)
+            return
+        self.drain()
+        self._next_role = role
+
+    def _on_drained(self) -> None:
+        if not self._end.done():
+            log.info("worker.drained", next_role=self._next_role.value if self._next_role else None)
+        self._finish(RunEnd(EXIT_OK, self._next_role))
+
+    def _finish(self, end: RunEnd) -> None:
+        if not self._end.done():
+            self._end.set_result(end)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._timeouts.heartbeat_s)
+            self._sessions.beat(self._watchdog.num_steps, self._watchdog.expects_step)
+            self._gauges.on_tick(self._transfer.metrics, len(self._sessions.routers))
+            silent_s = self._watchdog.tick()
+            if silent_s is not None:
+                log.error("engine.hangs", silent_s=silent_s, num_steps=self._watchdog.num_steps)
+                self._finish(RunEnd(EXIT_UNSOUND, hangs=True))
+
+    # --- SessionListener: what routers say
+
+    def on_session_opened(self, session_id: int, router_id: str) -> None:
+        self._orders[session_id] = {}
+        self._to_engine(SessionOpened(session_id, router_id))
+
+    def on_session_closed(self, session_id: int) -> None:
+        self._orders.pop(session_id, None)
+        self._to_engine(SessionClosed(session_id))
+        self._to_transfer(CancelAllLinks(session_id))
+
+    def on_superseded(self) -> None:
+        self._finish(RunEnd(EXIT_SUPERSEDED))
+
+    def on_message(self, session_id: int, message: Down) -> None:
+        match message:
+            case Pair(decode_worker, addresses):
+                self._order(session_id, decode_worker, addresses)
+            case Unpair(decode_worker):
+                self._orders[session_id].pop(decode_worker, None)
+                self._to_transfer(CancelLink(session_id, decode_worker))
+            case Drain():
+                self.drain()
+            case SetRole(role):
+                self.set_role(role)
+            case Welcome():
+                pass  # said once, when the session began
+            case _:
+                self._to_engine(FromSession(session_id, message))
+
+    def _order(self, session_id: int, decode_worker: WorkerRef, addresses: tuple[str, ...]) -> None:
+        if self.role is not Role.PREFILL:
+            reason = f"this worker's role is {self.role.value}"
+            self._sessions.send(session_id, PairState(decode_worker, False, reason=reason))
+            return
+        self._orders[session_id][decode_worker] = None
+        self._to_transfer(OrderLink(session_id, decode_worker, addresses))
+
+    # --- what the owners say
+
+    def _on_engine_message(self, message: object) -> None:
+        match message:
+            case ToSession(session_id, up):
+                self._sessions.send(session_id, up)
+            case ToAll(up):
+                self._sessions.send_all(up)
+                if isinstance(up, Load):
+                    self._gauges.on_load(up)
+            case StepBegun():
+                self._watchdog.on_step_begun(message)
+            case EngineBeat():
+                self._watchdog.on_beat(message)
+                self._gauges.on_beat(message)
+            case CacheChanged(changes):
+                self._cache_feed.change(changes)
+            case CoreCounts():
+                self._gauges.on_counts(message)
+            case Drained():
+                self._on_drained()
+            case _OwnerDied(name, error):
+                self._on_death(name, error)
+            case _:
+                raise InvariantViolated("not a message of the engine owner", kind=type(message).__name__)
+
+    def _on_transfer_message(self, message: object) -> None:
+        match message:
+            case LinkState(decode_worker=decode_worker, session_id=only):
+                # The engine first: a router that knows of the link may use it at once.
+                self._to_engine(LinkChanged(decode_worker, message.up, message.reason))
+                state = PairState(
+                    decode_worker, message.up, message.transport, message.reason, message.generation
+                )
+                for session_id, orders in self._orders.items():
+                    if decode_worker in orders and only in (None, session_id):
+                        self._sessions.send(session_id, state)
+            case _OwnerDied(name, error):
+                self._on_death(name, error)
+            case _:
+                raise InvariantViolated("not a message of the transfer owner", kind=type(message).__name__)
+
+    def _on_death(self, name: str, error: BaseException) -> None:
+        log.error("worker.unsound", owner=name, error=str(error))
+        self._finish(RunEnd(EXIT_UNSOUND))

@@ -1,0 +1,51 @@
+"""Copies what a worker's owners count into its Prometheus metrics. Loop only."""
+
+from __future__ import annotations
+
+from kv_transfer.metrics import TransferMetrics
+from pdserve.messages import Load
+from pdserve.service.metrics import WorkerMetrics
+from pdserve.worker.messages import CoreCounts, EngineBeat
+
+
+class WorkerGauges:
+    """One worker's numbers. Totals begin anew with each role; the counters go on."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+        self._num_steps = 0
+
+    def on_beat(self, beat: EngineBeat) -> None:
+        if beat.num_steps != self._num_steps:
+            self._num_steps = beat.num_steps
+            self._metrics.steps.set(beat.num_steps)
+            self._metrics.step_s.observe(beat.step_s)
+
+    def on_load(self, load: Load) -> None:
+        self._metrics.on_load(load)
+
+    def on_counts(self, counts: CoreCounts) -> None:
+        metrics = self._metrics
+        metrics.prefill_tokens.set(counts.num_prompt_tokens)
+        metrics.decode_tokens.set(counts.num_generated_tokens)
+        metrics.preemptions.set(counts.num_preemptions)
+        metrics.revocations.set(counts.num_revocations)
+        metrics.ignored.set(counts.num_ignored)
+        metrics.failures.set_all(dict(counts.failures))
+
+    def on_tick(self, transfer: TransferMetrics, num_routers: int) -> None:
+        """Once a heartbeat. The transfer owner writes its numbers on another thread; each is read whole."""
+        metrics = self._metrics
+        metrics.routers.set(num_routers)
+        metrics.links.set(transfer.links_up)
+        metrics.leases.set(transfer.open_leases)
+        metrics.kv_bytes.set(transfer.sent_bytes, "sent")
+        metrics.kv_bytes.set(transfer.received_bytes, "received")
+        metrics.kv_transfer_s.set(transfer.received_s)
+        metrics.links_lost.set(transfer.links_lost)
+        metrics.handed_off.set(transfer.confirmed_leases, "confirmed")
+        metrics.handed_off.set(transfer.handed_off_leases, "received")
+        metrics.handed_off.set(transfer.failed_leases, "failed")
+        metrics.stale.set_all(dict(transfer.stale))
+        metrics.corrupt.set_all(dict(transfer.corrupt))
+        metrics.malformed.set_all(dict(transfer.malformed))

@@ -1,0 +1,85 @@
+"""What a worker is assembled from: the ports, and what is known of it before it has a role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kv_transfer.transports.port import Network
+from pdserve.clock import Clock
+from pdserve.engine.port import Runner
+from pdserve.ids import Random, WorkerRef
+from pdserve.owner import Owner, Post, Waiter
+from pdserve.service.config import Config
+from pdserve.worker.driver import OnDeath
+from pdserve.worker.sessions import Resolver, SessionDialer
+
+
+class WorkerDriver(Protocol):
+    """A driver that keeps the order of each sender (pdserve.worker.driver: on a thread, or on the loop)."""
+
+    def port(self, sender: str) -> Post: ...
+    def wake(self) -> None: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkEnd:
+    """A worker's place in the links' network; `waiter` where its owner's thread must wait on sockets."""
+
+    network: Network
+    waiter: Waiter | None = None
+
+
+class Drive(Protocol):
+    """Makes the driver of an owner. on_death: called, on the driver's thread, if the owner raises."""
+
+    def __call__(self, name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> WorkerDriver: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPorts:
+    """Everything a worker needs from outside: real in a process, virtual in a simulation.
+
+    random_for  a source for one owner: "engine", "transfer", "loop"
+    network     joins the links' network: (the KV pool, wake of the transfer owner's driver) → its end
+    inbox       makes the way of one sender's messages to the loop: function that takes them in → post
+    """
+
+    clock: Clock
+    random_for: Callable[[str], Random]
+    network: Callable[[memoryview, Callable[[], None]], NetworkEnd]
+    drive: Drive
+    inbox: Callable[[Callable[[object], None]], Post]
+    dialer: SessionDialer
+    resolver: Resolver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to run, and its tokenizer for routers that have no model folder.
+
+    name  what GetModel says
+    """
+
+    name: str
+    runner: Runner
+    tokenizer_fingerprint: str
+    tokenizer_files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSetup:
+    """Who the worker is, whatever its role.
+
+    host_id  equal on workers that share a host
+    """
+
+    me: WorkerRef
+    config: Config
+    model: LoadedModel
+    metrics_address: str = ""
+    host_id: str = ""
+    secret: bytes | None = None

@@ -1,0 +1,205 @@
+"""A worker as a process: real model, sockets, threads and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from deploy.worker_assembly import Worker
+from deploy.worker_ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
+from kv_transfer.transports.stream import StreamNetwork
+from pdserve.clock import Clock, SystemClock
+from pdserve.engine.port import Runner
+from pdserve.ids import Epoch, Random, WorkerRef, draw_text_id, system_random
+from pdserve.messages import Role
+from pdserve.modelstore.resolve import resolve
+from pdserve.owner import Owner, Waiter
+from pdserve.service.config import Config, EngineConfig
+from pdserve.service.grpc_session import GrpcDialer
+from pdserve.service.http import HttpServer
+from pdserve.service.lifecycle import EXIT_OK, EXIT_UNSOUND, StopSignals
+from pdserve.service.logs import set_up_logs
+from pdserve.service.metrics import WorkerMetrics
+from pdserve.service.secret import read_secret
+from pdserve.tokenizer import Tokenizer
+from pdserve.worker.dns import DnsResolver
+from pdserve.worker.driver import EventWaiter, LoopInbox, OnDeath, ThreadDriver
+
+log = structlog.get_logger()
+
+# The fake model's blocks are tiny: memory alone would allow millions, whose bookkeeping is all that would be tested.
+_MAX_FAKE_BLOCKS = 8192
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+async def run_worker(config: Config, role: Role, end_now: Callable[[int], None] = os._exit) -> int:
+    """Run one worker until it is drained or broken; returns the exit code.
+
+    end_now  ends the process where nothing can be waited for: a hanging engine, a stop while the model loads
+    Raises ConfigError, UnknownModel, Incompatible and the like for what an operator must change.
+    """
+    clock, random = SystemClock(), system_random()
+    epoch = Epoch(clock.wall_ns(), random.getrandbits(64))
+    me = WorkerRef(config.worker.id or draw_text_id(random, role.value), epoch)
+    set_up_logs(config.log, role=role.value, worker=me.id)
+    log.info("worker.configured", epoch=str(epoch), **config.effective())
+    secret = read_secret(config.cluster.secret_file)
+    metrics = WorkerMetrics()
+    health = _Health()
+    http = HttpServer(metrics.registry, health.not_alive, health.not_ready)
+    metrics_address = await http.start(config.metrics.listen)
+    try:
+        async with StopSignals() as stop, asyncio.TaskGroup() as tasks:
+            model = await _load_unless_stopped(config, stop, end_now)
+            setup = WorkerSetup(
+                me=me,
+                config=config,
+                model=model,
+                metrics_address=metrics_address,
+                host_id=_host_id(),
+                secret=secret,
+            )
+            ports = _real_ports(setup, clock, random, tasks)
+            health.worker = worker = Worker(setup, ports, metrics, role)
+            draining = tasks.create_task(_drain_when_asked(worker, stop))
+            code = await worker.run()
+            draining.cancel()
+            health.is_broken = code == EXIT_UNSOUND
+            if worker.end is not None and worker.end.hangs:
+                end_now(code)
+    finally:
+        http.close()
+    log.info("worker.ended", code=code)
+    return code
+
+
+class _Health:
+    """What /healthz and /readyz say."""
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+        self.is_broken = False
+
+    def not_alive(self) -> Sequence[str]:
+        return ["the engine or the links are broken"] if self.is_broken else []
+
+    def not_ready(self) -> Sequence[str]:
+        return ["the model is loading"] if self.worker is None else self.worker.not_ready
+
+
+async def _drain_when_asked(worker: Worker, stop: StopSignals) -> None:
+    await stop.wait()
+    worker.drain()
+
+
+async def _load_unless_stopped(
+    config: Config, stop: StopSignals, end_now: Callable[[int], None]
+) -> LoadedModel:
+    """Load on another thread: signals and /healthz are answered meanwhile."""
+    loading = asyncio.create_task(asyncio.to_thread(load_model, config))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not loading.done():
+        log.info("worker.stopped_while_loading")
+        end_now(EXIT_OK)  # nothing is in hand, and a thread that loads can't be stopped
+    return await loading
+
+
+def load_model(config: Config) -> LoadedModel:
+    """Weights, KV pool and tokenizer. Blocks for seconds; raises what an operator must change."""
+    if config.engine.kind == "fake":
+        return _load_fake(config.engine)
+    folder = resolve(config.worker.model)
+    tokenizer = Tokenizer.load(folder)
+    runner = _load_torch(folder, config.engine)
+    log.info(
+        "model.loaded", model=config.worker.model, num_blocks=runner.layout.num_blocks,
+        window_tokens=runner.card.window_tokens, numerics=runner.card.numerics,
+    )  # fmt: skip
+    return LoadedModel(
+        name=config.worker.model,
+        runner=runner,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        tokenizer_files=tokenizer.files,
+    )
+
+
+def _load_torch(folder: Path, config: EngineConfig) -> Runner:
+    # Here, so that a worker with the fake engine never imports torch.
+    from pdserve.engine.torch_runner import TorchRunner
+
+    return TorchRunner(
+        folder,
+        dtype=config.dtype,
+        deterministic=config.deterministic,
+        num_threads=config.threads or len(os.sched_getaffinity(0)),
+        num_blocks=config.num_blocks or None,
+        kv_memory_bytes=config.kv_memory_bytes,
+        block_size=config.block_size,
+    )
+
+
+def _load_fake(config: EngineConfig) -> LoadedModel:
+    from pdserve.engine.fake_runner import FakeRunner
+
+    num_blocks = config.num_blocks
+    if num_blocks == 0:
+        block_bytes = FakeRunner(num_blocks=1, block_size=config.block_size).layout.block_bytes
+        num_blocks = max(1, min(config.kv_memory_bytes // block_bytes, _MAX_FAKE_BLOCKS))
+    runner = FakeRunner(num_blocks=num_blocks, block_size=config.block_size)
+    tokenizer = Tokenizer.fake(runner.card.vocab_size)
+    return LoadedModel(
+        name=runner.card.name,
+        runner=runner,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        tokenizer_files=tokenizer.files,
+    )
+
+
+def _real_ports(setup: WorkerSetup, clock: Clock, random: Random, tasks: asyncio.TaskGroup) -> WorkerPorts:
+    config, loop = setup.config, asyncio.get_running_loop()
+
+    def network(pool: memoryview, wake: Callable[[], None]) -> NetworkEnd:
+        stream = StreamNetwork(
+            kv_listen=config.worker.kv_listen,
+            unix_dir=config.worker.unix_dir,
+            prefer_unix=config.transport.prefer_unix,
+            strict=config.transport.strict,
+            clock=clock,
+            random=random,
+        )
+        return NetworkEnd(stream, stream.waiter())
+
+    def drive(name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> ThreadDriver:
+        return ThreadDriver(owner, waiter or EventWaiter(), name, on_death)
+
+    dialer = GrpcDialer(
+        setup.me,
+        keepalive_s=config.timeouts.keepalive_s,
+        connect_s=config.timeouts.link_s,
+        max_message_bytes=config.router.max_message_bytes,
+        secret=setup.secret,
+        random=random,
+        tasks=tasks,
+    )
+    return WorkerPorts(
+        clock=clock,
+        random_for=lambda owner: random,  # the system's source may be used by every thread
+        network=network,
+        drive=drive,
+        inbox=lambda deliver: LoopInbox(loop, deliver).post,
+        dialer=dialer,
+        resolver=DnsResolver(),
+    )
+
+
+def _host_id() -> str:
+    """Equal in all processes of one host, and of one boot of it."""
+    boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return f"{socket.gethostname()}/{boot_id}"

@@ -1,0 +1,173 @@
+"""Watchdog, cache feed, metered runner, deadlines, drain: the small parts of a worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdserve.clock import VirtualClock
+from pdserve.engine.fake_runner import FakeFaults, FakeRunner, InjectedFault
+from pdserve.engine.port import Row
+from pdserve.messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
+from pdserve.worker.cache_feed import CacheFeed, CacheReader
+from pdserve.worker.deadlines import Deadlines
+from pdserve.worker.drain import Drain
+from pdserve.worker.messages import Drained, EngineBeat, StepBegun
+from pdserve.worker.metered_runner import MeteredRunner
+from pdserve.worker.watchdog import Watchdog
+
+
+class TestWatchdog:
+    def ticks_until_alarm(self, watchdog: Watchdog, limit: int = 1000) -> int | None:
+        return next((count for count in range(1, limit) if watchdog.tick() is not None), None)
+
+    def test_work_without_steps_is_a_hang_after_five_seconds(self) -> None:
+        watchdog = Watchdog(0.5)
+        watchdog.on_beat(EngineBeat(1, True, 0.01))
+        assert self.ticks_until_alarm(watchdog) == 11
+
+    def test_a_slow_recent_step_gives_more_time(self) -> None:
+        watchdog = Watchdog(0.5)
+        watchdog.on_beat(EngineBeat(1, True, 2.0))
+        assert self.ticks_until_alarm(watchdog) == 41
+
+    def test_idle_is_no_hang_and_steps_count_anew(self) -> None:
+        watchdog = Watchdog(0.5)
+        watchdog.on_beat(EngineBeat(1, False, 0.01))
+        assert self.ticks_until_alarm(watchdog) is None
+        for step in range(2, 100):
+            watchdog.on_beat(EngineBeat(step, True, 0.01))
+            assert all(watchdog.tick() is None for _ in range(9))
+
+    def test_a_step_that_never_ends_is_found_though_the_engine_was_idle_before(self) -> None:
+        watchdog = Watchdog(0.5)
+        watchdog.on_beat(EngineBeat(1, False, 0.01))
+        watchdog.on_step_begun(StepBegun(new_shape=False))
+        assert self.ticks_until_alarm(watchdog) == 11
+
+    def test_the_first_step_of_a_shape_may_take_long(self) -> None:
+        watchdog = Watchdog(0.5)
+        watchdog.on_step_begun(StepBegun(new_shape=True))
+        assert not watchdog.expects_step
+        assert self.ticks_until_alarm(watchdog) is None
+        watchdog.on_beat(EngineBeat(1, True, 30.0))
+        assert watchdog.limit_s == 300.0 and watchdog.expects_step
+
+
+def drain_reader(reader: CacheReader) -> list[CacheEvent]:
+    events: list[CacheEvent] = []
+    while (event := reader.take()) is not None:
+        events.append(event)
+    return events
+
+
+def apply(events: list[CacheEvent]) -> dict[bytes, None]:
+    """The set that a router has after these events; checks their numbers."""
+    known: dict[bytes, None] = {}
+    for number, event in enumerate(events, start=1):
+        assert event.sequence == number
+        if isinstance(event, SnapshotPart) and event.first:
+            known.clear()
+        for block_hash in event.hashes:
+            if isinstance(event, BlocksRemoved):
+                known.pop(block_hash, None)
+            else:
+                known[block_hash] = None
+    return known
+
+
+class TestCacheFeed:
+    def test_a_reader_begins_with_a_snapshot_and_then_hears_changes(self) -> None:
+        feed = CacheFeed()
+        feed.change([(True, b"a"), (True, b"b")])
+        wakes: list[int] = []
+        reader = feed.subscribe(lambda: wakes.append(1))
+        events = drain_reader(reader)
+        assert events == [SnapshotPart(1, (b"a", b"b"), True, True)]
+        feed.change([(True, b"c"), (True, b"d"), (False, b"a")])
+        assert wakes
+        events += drain_reader(reader)
+        assert events[1:] == [BlocksStored(2, (b"c", b"d")), BlocksRemoved(3, (b"a",))]
+        assert apply(events) == dict.fromkeys(feed.hashes())
+
+    def test_an_empty_cache_is_a_snapshot_too(self) -> None:
+        assert drain_reader(CacheFeed().subscribe(lambda: None)) == [SnapshotPart(1, (), True, True)]
+
+    def test_big_snapshots_come_in_parts(self) -> None:
+        feed = CacheFeed()
+        feed.change([(True, index.to_bytes(16, "big")) for index in range(2500)])
+        reader = feed.subscribe(lambda: None)
+        parts = drain_reader(reader)
+        assert [
+            (len(part.hashes), part.first, part.last) for part in parts if isinstance(part, SnapshotPart)
+        ] == [
+            (1024, True, False),
+            (1024, False, False),
+            (452, False, True),
+        ]
+
+    def test_a_reader_that_lags_gets_a_snapshot_instead(self) -> None:
+        feed = CacheFeed(max_pending=10)
+        reader = feed.subscribe(lambda: None)
+        events = drain_reader(reader)
+        for index in range(30):
+            feed.change([(True, bytes([index]))])
+        events += drain_reader(reader)
+        assert isinstance(events[1], SnapshotPart)
+        assert apply(events) == dict.fromkeys(feed.hashes())
+
+    def test_a_gap_is_repaired_by_a_snapshot_in_the_middle_of_one(self) -> None:
+        feed = CacheFeed()
+        feed.change([(True, index.to_bytes(16, "big")) for index in range(2500)])
+        reader = feed.subscribe(lambda: None)
+        first = reader.take()
+        assert first is not None
+        feed.change([(False, (5).to_bytes(16, "big"))])
+        reader.snapshot()
+        events = [first, *drain_reader(reader)]
+        assert apply(events) == dict.fromkeys(feed.hashes())
+        reader.close()
+        reader.close()
+        feed.change([(True, b"x")])
+        assert reader.take() is None
+
+
+class TestMeteredRunner:
+    def test_says_which_steps_are_of_a_new_shape_and_times_them(self) -> None:
+        clock, begun = VirtualClock(), list[bool]()
+        meter = MeteredRunner(FakeRunner(num_blocks=4), clock, begun.append)
+        for num_tokens in (20, 21, 40):
+            meter.run([Row([1] * num_tokens, 0, [0, 1, 2], None)])
+        assert begun == [True, False, True]
+        assert meter.num_steps == 3 and meter.step_s == 0.0
+
+    def test_a_failed_step_counts(self) -> None:
+        faults = FakeFaults(failing_steps=frozenset({1}))
+        meter = MeteredRunner(FakeRunner(num_blocks=4, faults=faults), VirtualClock(), lambda new: None)
+        with pytest.raises(InjectedFault):
+            meter.run([Row([1], 0, [0], None)])
+        assert meter.num_steps == 1
+
+
+def test_deadlines_come_due_in_order_and_once() -> None:
+    deadlines = Deadlines()
+    for handle, at_s in ((1, 3.0), (2, 1.0), (3, 2.0)):
+        deadlines.add(handle, at_s)
+    assert deadlines.next_s == 1.0
+    assert deadlines.due(2.5) == [2, 3]
+    assert deadlines.due(2.5) == []
+    assert deadlines.due(9.0) == [1] and deadlines.next_s is None
+
+
+def test_drain_asks_for_the_rest_once_and_says_drained_once() -> None:
+    said: list[object] = []
+    drain = Drain(said.append)
+    drain.note_rest(0)
+    assert said == [] and not drain.has_begun
+    drain.begin(10.0)
+    drain.begin(20.0)
+    assert not drain.limit_passes(9.0) and drain.next_s == 10.0
+    assert drain.limit_passes(10.0) and not drain.limit_passes(11.0) and drain.next_s is None
+    drain.note_rest(1)
+    drain.note_rest(0)
+    drain.note_rest(0)
+    assert said == [Drained()]
