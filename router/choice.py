@@ -77,6 +77,7 @@ class Choice:
         for token_id in held.token_ids:
             if self.reason is None:
                 self._take(token_id)
+        self._stop.flush()  # whatever this router would hold back, the client has it
         self.num_shown = self.num_generated
         if self.reason is None:
             self.reason = held.finish_reason

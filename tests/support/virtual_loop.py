@@ -62,7 +62,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """The event loop over a VirtualClock; `unseen` collects what went to the exception handler."""
 
     def __init__(self, clock: VirtualClock, limit_s: float | None = None) -> None:
-        self._virtual_clock = clock
+        self.clock = clock
         super().__init__(VirtualSelector(clock, limit_s))
         self._num_tasks = 0
         self.unseen: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.set_exception_handler(lambda _, context: self.unseen.append(context))
 
     def time(self) -> float:
-        return self._virtual_clock.now_s()
+        return self.clock.now_s()
 
     def next_serial(self) -> int:
         """1, 2, 3, …"""

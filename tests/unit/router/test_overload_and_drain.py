@@ -1,0 +1,112 @@
+"""Rows 19 and 23 of failures.md: no room, and no new work."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pdserve.errors import (
+    Draining,
+    Overloaded,
+)
+from pdserve.messages import (
+    Credits,
+    StartDecode,
+    StartPrefill,
+)
+from pdserve.sampling import FinishReason
+from tests.unit.router.conversation import A, B, C, until_running
+from tests.unit.router.scripted import Cluster, config, load, virtual
+
+# --- row 19: overload
+
+
+@virtual
+async def test_a_full_queue_refuses_at_once_with_retry_after_and_no_worker_s_fault() -> None:
+    async with Cluster(config({"max_queued_requests": 2})) as cluster:
+        p, d = await cluster.pair()
+        p.say(Credits(0))
+        await cluster.settle()
+        waiting = [cluster.generate("hello", max_tokens=1) for _ in range(2)]
+        await cluster.settle()
+        begun_s = cluster.clock.now_s()
+        refused = cluster.generate("hello")
+        await refused.end()
+        assert isinstance(refused.error, Overloaded) and refused.error.retry_after_s > 0
+        assert cluster.clock.now_s() - begun_s < 0.05
+        p.say(Credits(100))
+        for _ in waiting:
+            start = await d.expect(StartDecode)
+            d.grant(start)
+            p.first(await p.expect(StartPrefill), A, FinishReason.LENGTH)
+        for client in waiting:
+            await client.end()
+            assert client.error is None
+
+
+@virtual
+async def test_after_a_refusal_a_decode_worker_is_asked_again_only_after_its_next_load_report() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        d1 = await cluster.decode("d1")
+        await cluster.link(p, d1)
+        client = cluster.generate("hello", max_tokens=1)
+        await cluster.settle()
+        first, second = (d, d1) if d.got(StartDecode) else (d1, d)
+        first.refuse(await first.expect(StartDecode), Overloaded("no room"))
+        second.refuse(await second.expect(StartDecode), Overloaded("no room"))
+        await cluster.settle(0.2)
+        assert len(d.got(StartDecode)) + len(d1.got(StartDecode)) == 2
+        first.say(load())
+        await first.expect(StartDecode)
+        client.generation.close()
+
+
+# --- row 23: drain
+
+
+@virtual
+async def test_a_draining_decode_worker_gets_no_new_work_and_its_rest_is_replayed_elsewhere() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client, start = await until_running(cluster, p, d, max_tokens=3)
+        d1 = await cluster.decode("d1")
+        await cluster.link(p, d1)
+        d.say(load(draining=True))
+        await cluster.settle()
+        new = cluster.generate("new")
+        await d1.expect(StartDecode)
+        d.fail(start, Draining("drain_s is over"))
+        again = await d1.expect(StartDecode)
+        assert again.token_ids == (*b"hello", A, B) and len(d.got(StartDecode)) == 1
+        d1.grant(again)
+        await p.expect(StartPrefill)
+        client.generation.close()
+        new.generation.close()
+
+
+@virtual
+async def test_a_draining_router_serves_what_runs_and_ends_the_rest_with_resume_data() -> None:
+    async with Cluster(config(drain_s=5.0)) as cluster:
+        p, d = await cluster.pair()
+        client, start = await until_running(cluster, p, d, max_tokens=3, seed=42)
+        long, _ = await until_running(cluster, p, d, max_tokens=500, seed=43)
+        p.say(Credits(0))
+        await cluster.settle()
+        waiting = cluster.generate("waits")
+        await cluster.settle()
+        drain = asyncio.create_task(cluster.app.drain())
+        await waiting.end()
+        assert isinstance(waiting.error, Draining)
+        with pytest.raises(Draining):
+            cluster.generate("new")
+        d.tokens(start, 7, C)
+        d.finished(start, 8)
+        await client.end()
+        assert client.error is None and not cluster.app.ready
+        await cluster.advance(5.5)
+        await drain
+        await long.end()
+        assert isinstance(long.error, Draining)
+        assert long.error.fields["seed"] == 43 and long.error.fields["num_tokens"] == "2"

@@ -1,0 +1,109 @@
+"""Each phase of an attempt has its own time-out, or none; and what workers must never say."""
+
+from __future__ import annotations
+
+from pdserve.errors import (
+    WorkerLost,
+)
+from pdserve.messages import (
+    Abort,
+    Phase,
+    StartDecode,
+    StartPrefill,
+    Waiting,
+)
+from pdserve.sampling import FinishReason
+from tests.unit.router.conversation import A, B, C, D, until_prefill, until_running
+from tests.unit.router.scripted import Cluster, virtual
+
+# --- time-outs of the phases
+
+
+@virtual
+async def test_no_answer_to_start_decode_is_a_fault() -> None:
+    async with Cluster() as cluster:
+        _, d = await cluster.pair()
+        client = cluster.generate("hello")
+        start = await d.expect(StartDecode)
+        again = await d.expect(StartDecode, within_s=1.2)
+        assert d.got(Abort)[0].handle == start.handle and again.handle != start.handle
+        client.generation.close()
+
+
+@virtual
+async def test_waiting_and_queued_have_no_time_out_of_their_own() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client = cluster.generate("hello", max_tokens=1)
+        start = await d.expect(StartDecode)
+        d.say(Waiting(start.handle, 3))
+        await cluster.advance(100)
+        d.grant(start)
+        prefill = await p.expect(StartPrefill)
+        p.progress(prefill, Phase.QUEUED)
+        await cluster.advance(100)
+        p.first(prefill, A, FinishReason.LENGTH)
+        await client.end()
+        assert client.error is None
+
+
+@virtual
+async def test_prefill_progress_starts_its_time_anew_and_standing_still_is_a_fault() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client, start, prefill = await until_prefill(cluster, p, d)
+        for amount in (1, 2, 3):
+            p.progress(prefill, Phase.PREFILLING, amount)
+            await cluster.advance(9)
+        assert not d.got(Abort)
+        await cluster.advance(2)
+        assert d.got(Abort)[0].handle == start.handle and p.got(Abort)[0].handle == start.handle
+        client.generation.close()
+
+
+@virtual
+async def test_a_gap_between_tokens_is_a_fault() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client, start = await until_running(cluster, p, d)
+        await cluster.advance(9)
+        d.tokens(start, 7, C)
+        await cluster.advance(9)
+        assert not d.got(Abort)
+        await cluster.advance(2)
+        assert d.got(Abort)[0].handle == start.handle
+        again = await d.expect(StartDecode)
+        assert again.token_ids == (*b"hello", A, B, C)
+        client.generation.close()
+
+
+# --- what workers must never say
+
+
+@virtual
+async def test_messages_under_a_closed_handle_are_dropped_and_counted() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client, start = await until_running(cluster, p, d)
+        d.fail(start, WorkerLost("gone"))
+        again = await d.expect(StartDecode)
+        d.tokens(start, 7, C)
+        d.finished(start, 8)
+        await cluster.settle()
+        assert client.ids() == [A, B] and again.token_ids == (*b"hello", A, B)
+        count = cluster.app.metrics.registry.get_sample_value(
+            "pdserve_session_dropped_total", {"message": "StepTokens"}
+        )
+        assert count == 1
+        client.generation.close()
+
+
+@virtual
+async def test_a_gap_in_the_tokens_is_our_bug_and_never_shown() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client, start = await until_running(cluster, p, d)
+        d.tokens(start, 8, D)
+        await client.end()
+        assert client.error is not None and client.error.code.value == "INTERNAL"
+        assert client.ids() == [A, B]
