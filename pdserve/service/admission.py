@@ -51,13 +51,13 @@ class RouterGuard:
             nonce = _octets(told.get(NONCE_KEY))
             if PROOF_KEY not in told:
                 reason = "prove the cluster secret: this router has cluster.secret_file set"
-                challenge = ((CHALLENGE_KEY, self._challenge()),)
+                challenge = ((CHALLENGE_KEY, self.challenge()),)
                 if not nonce:  # a worker without a secret; one that has it knocks like this first
                     log.warning("session.refused", peer=context.peer(), reason=reason)
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason, challenge)
             who = (str(told.get(WORKER_KEY, "")), str(told.get(EPOCH_KEY, "")))
             challenge_nonce = _octets(told.get(CHALLENGE_KEY))
-            known = self._spend(challenge_nonce)
+            known = self.spend(challenge_nonce)
             if not known or not proves(
                 _octets(told[PROOF_KEY]), self._secret, "worker", nonce, challenge_nonce, *who
             ):
@@ -68,14 +68,16 @@ class RouterGuard:
             answer = (*answer, (PROOF_KEY, proof))
         await context.send_initial_metadata(answer)
 
-    def _challenge(self) -> bytes:
+    def challenge(self) -> bytes:
+        """A nonce for one call."""
         while len(self._challenges) >= MAX_NONCES:
             self._challenges.popitem(last=False)
         nonce = draw_nonce(self._random)
         self._challenges[nonce] = self._clock.now_s() + NONCE_LIFE_S
         return nonce
 
-    def _spend(self, nonce: bytes) -> bool:
+    def spend(self, nonce: bytes) -> bool:
+        """Whether this nonce was given out, not long ago, and not used."""
         return self._challenges.pop(nonce, 0.0) >= self._clock.now_s()
 
 

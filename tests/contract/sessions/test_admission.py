@@ -1,0 +1,104 @@
+"""The cluster secret on a session: both sides prove it, or nobody gets in."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import structlog
+
+from pdserve import messages as m
+from pdserve.clock import VirtualClock
+from pdserve.errors import WorkerLost
+from pdserve.messages import Down, Up
+from pdserve.service.admission import NONCE_LIFE_S, RouterGuard
+from pdserve.service.secret import prove, proves, read_secret
+from pdserve.service.settings import ConfigError
+from pdserve.session import Session
+from tests.contract.sessions.wires import grpc_server, make_dialer, no_session
+
+SECRET = b"a" * 32
+OTHER = b"b" * 32
+
+
+async def greet(session: Session[Down, Up]) -> None:
+    session.send(m.Welcome("r0"))
+    with pytest.raises(WorkerLost):
+        await session.receive()
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["without", "with"])
+async def test_equal_secrets_meet(secret: bytes | None) -> None:
+    async with (
+        asyncio.timeout(60),
+        asyncio.TaskGroup() as tasks,
+        grpc_server(greet, tasks, secret=secret) as address,
+    ):
+        session = await make_dialer(tasks, secret).dial(address)
+        assert await session.receive() == m.Welcome("r0")
+        session.close("done")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        (SECRET, None, "prove the cluster secret: this router has cluster.secret_file set"),
+        (SECRET, OTHER, "the cluster secret of this worker is another"),
+        (None, SECRET, "the router does not prove the cluster secret"),
+    ],
+    ids=["worker has none", "another", "router has none"],
+)
+async def test_others_do_not(theirs: bytes | None, ours: bytes | None, said: str) -> None:
+    on_session = greet if theirs is None else no_session
+    async with (
+        asyncio.timeout(60),
+        asyncio.TaskGroup() as tasks,
+        grpc_server(on_session, tasks, secret=theirs) as address,
+    ):
+        with structlog.testing.capture_logs() as logs, pytest.raises(WorkerLost, match=said):
+            await make_dialer(tasks, ours).dial(address)
+    refused = [line for line in logs if line["event"] == "session.refused"]
+    assert any(said in line["reason"] for line in refused)
+    assert all(line["log_level"] == "warning" for line in refused)
+
+
+async def test_nobody_there_is_worker_lost() -> None:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        async with grpc_server(no_session, tasks) as address:
+            pass
+        with pytest.raises(WorkerLost, match="no session with the router"):
+            await make_dialer(tasks).dial(address)
+
+
+def test_a_nonce_is_good_once_and_for_a_while() -> None:
+    clock = VirtualClock()
+    guard = RouterGuard("r0", SECRET, clock, random.Random(1))
+    first, second = guard.challenge(), guard.challenge()
+    assert guard.spend(first)
+    assert not guard.spend(first)
+    clock.advance(NONCE_LIFE_S + 0.1)
+    assert not guard.spend(second)
+    assert not guard.spend(b"made up")
+
+
+def test_a_proof_is_bound_to_role_and_to_every_part() -> None:
+    proof = prove(SECRET, "worker", b"n1", b"n2", "w0", "epoch")
+    assert proves(proof, SECRET, "worker", b"n1", b"n2", "w0", "epoch")
+    assert not proves(proof, SECRET, "router", b"n1", b"n2", "w0", "epoch")
+    assert not proves(proof, SECRET, "worker", b"n1n", b"2", "w0", "epoch")
+    assert not proves(proof, OTHER, "worker", b"n1", b"n2", "w0", "epoch")
+
+
+def test_the_secret_file(tmp_path: Path) -> None:
+    assert read_secret("") is None
+    good = tmp_path / "good"
+    good.write_bytes(SECRET + b"\n")
+    assert read_secret(str(good)) == SECRET
+    short = tmp_path / "short"
+    short.write_bytes(b"short\n")
+    with pytest.raises(ConfigError, match="must hold at least 32 bytes, got 5"):
+        read_secret(str(short))
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_secret(str(tmp_path / "none"))

@@ -1,0 +1,120 @@
+"""Cache events over gRPC and in memory: order, snapshots on request, the end of the stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from pdserve import messages as m
+from pdserve.errors import WorkerLost
+from pdserve.messages import CacheEvent
+from pdserve.service.cache_events import CacheEvents, MemoryCacheEvents
+from tests.contract.sessions.wires import WORKER, grpc_server, make_dialer, no_session
+
+HASHES = tuple(bytes([n]) * 16 for n in range(4))
+
+
+class ListSource:
+    """A source that is told what to say; on `snapshot` it says the whole set again."""
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self.waiting: deque[CacheEvent] = deque()
+        self.closed = asyncio.Event()
+        self.wake: Callable[[], None] = lambda: None
+
+    def subscribe(self, wake: Callable[[], None]) -> ListSource:
+        self.wake = wake
+        self.snapshot()
+        return self
+
+    def say(self, kind: type[m.BlocksStored] | type[m.BlocksRemoved], *hashes: bytes) -> None:
+        self.sequence += 1
+        self.waiting.append(kind(self.sequence, hashes))
+        self.wake()
+
+    def snapshot(self) -> None:
+        self.sequence += 1
+        self.waiting.append(m.SnapshotPart(self.sequence, HASHES[:2], True, True))
+        self.wake()
+
+    def take(self) -> CacheEvent | None:
+        return self.waiting.popleft() if self.waiting else None
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@asynccontextmanager
+async def over_grpc(source: ListSource) -> AsyncIterator[CacheEvents]:
+    opened: asyncio.Future[CacheEvents] = asyncio.get_running_loop().create_future()
+    over = asyncio.Event()
+
+    async def on_cache_events(events: CacheEvents) -> None:
+        opened.set_result(events)
+        await over.wait()
+
+    async def send(address: str, tasks: asyncio.TaskGroup) -> None:
+        with pytest.raises(WorkerLost, match="ended the cache events"):
+            await make_dialer(tasks).send_cache_events(address, source.subscribe)
+
+    async with (
+        asyncio.TaskGroup() as tasks,
+        grpc_server(no_session, tasks, on_cache_events=on_cache_events) as address,
+    ):
+        sending = tasks.create_task(send(address, tasks))
+        yield await opened
+        over.set()
+        await sending
+
+
+@asynccontextmanager
+async def in_memory(source: ListSource) -> AsyncIterator[CacheEvents]:
+    events = MemoryCacheEvents(WORKER, source.subscribe, asyncio.get_running_loop().call_later, lambda: 1e-4)
+    yield events
+    events.close()
+
+
+@pytest.mark.parametrize("open_stream", [over_grpc, in_memory], ids=["grpc", "memory"])
+async def test_events_arrive_in_order_and_a_snapshot_when_asked(
+    open_stream: Callable[[ListSource], AbstractAsyncContextManager[CacheEvents]],
+) -> None:
+    source = ListSource()
+    async with asyncio.timeout(60):
+        async with open_stream(source) as events:
+            assert events.worker == WORKER
+            assert await events.receive() == m.SnapshotPart(1, HASHES[:2], True, True)
+            source.say(m.BlocksStored, HASHES[2], HASHES[3])
+            source.say(m.BlocksRemoved, HASHES[0])
+            assert await events.receive() == m.BlocksStored(2, (HASHES[2], HASHES[3]))
+            assert await events.receive() == m.BlocksRemoved(3, (HASHES[0],))
+            events.ask_snapshot()
+            assert await events.receive() == m.SnapshotPart(4, HASHES[:2], True, True)
+        await source.closed.wait()
+
+
+async def test_the_end_of_the_worker_is_worker_lost() -> None:
+    source = ListSource()
+    first, lost = asyncio.Event(), asyncio.Event()
+
+    async def on_cache_events(events: CacheEvents) -> None:
+        await events.receive()
+        first.set()
+        with pytest.raises(WorkerLost):
+            await events.receive()
+        lost.set()
+
+    async with (
+        asyncio.timeout(60),
+        asyncio.TaskGroup() as tasks,
+        grpc_server(no_session, tasks, on_cache_events=on_cache_events) as address,
+    ):
+        sending = tasks.create_task(make_dialer(tasks).send_cache_events(address, source.subscribe))
+        await first.wait()
+        sending.cancel()
+        await lost.wait()
+    assert source.closed.is_set()
