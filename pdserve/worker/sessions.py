@@ -157,9 +157,10 @@ class RouterSessions:
             if live.num_quiet_ticks > self._max_quiet_ticks:
                 live.session.close("the router is silent")
 
-    def close_all(self, reason: str) -> None:
-        """End every session; each is dialled anew, with a new Hello."""
-        for live in tuple(self._live.values()):
+    def close(self, session_id: int, reason: str) -> None:
+        """End one session; it is dialled anew."""
+        live = self._live.get(session_id)
+        if live is not None:
             live.session.close(reason)
 
     async def _follow(self, name: str, group: asyncio.TaskGroup) -> None:
@@ -284,4 +285,5 @@ class RouterSessions:
             self._superseded = True
             log.error("worker.superseded")
             self._listener.on_superseded()
-            self.close_all("superseded")
+            for session_id in tuple(self._live):
+                self.close(session_id, "superseded")

@@ -165,8 +165,8 @@ def test_drain_asks_for_the_rest_once_and_says_drained_once() -> None:
     assert said == [] and not drain.has_begun
     drain.begin(10.0)
     drain.begin(20.0)
-    assert not drain.limit_passes(9.0) and drain.next_s == 10.0
-    assert drain.limit_passes(10.0) and not drain.limit_passes(11.0) and drain.next_s is None
+    assert drain.next_s == 10.0
+    assert [drain.limit_passes(now_s) for now_s in (9.0, 10.0, 11.0)] == [False, True, False]
     drain.note_rest(1)
     drain.note_rest(0)
     drain.note_rest(0)

@@ -1,0 +1,324 @@
+"""A worker's sessions against scripted routers, under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+from pdserve.errors import WorkerLost
+from pdserve.ids import Epoch, WorkerRef
+from pdserve.messages import (
+    Abort,
+    BlockCounts,
+    Down,
+    DownHeartbeat,
+    Heartbeat,
+    Hello,
+    Load,
+    Role,
+    SnapshotPart,
+    Superseded,
+    TokenizerFile,
+    Up,
+    Welcome,
+)
+from pdserve.service.cache_events import SourceReader, Subscribe
+from pdserve.service.memory_session import MemoryWire
+from pdserve.session import Session
+from pdserve.worker.cache_feed import CacheFeed
+from pdserve.worker.sessions import RouterSessions
+from tests.support.virtual_loop import run_virtual
+
+RouterEnd = Session[Down, Up]
+Script = Callable[[RouterEnd], Awaitable[None]]
+ME = WorkerRef("d1", Epoch(1, 1))
+LOAD = Load(
+    blocks=BlockCounts(1, 0, 0, 0, 0), num_running=0, num_waiting=0, num_queued_tokens=0, num_cache_hit_tokens=0,
+    num_cache_query_tokens=0, prefill_tokens_per_s=0.0, step_s=0.0, draining=False,
+)  # fmt: skip
+
+
+def hello() -> Hello:
+    return Hello(
+        worker=ME, role=Role.DECODE, role_generation=0, model="fake", kv_addresses=(), transports=(),
+        metrics_address="", kv_layout_json="{}", block_size=16, num_blocks=4, window_tokens=64,
+        weights_fingerprint="w", tokenizer_fingerprint="t", numerics="n", deterministic=False, cache_seed=b"",
+        eos_token_ids=(), vocab_size=10, host_id="h",
+    )  # fmt: skip
+
+
+class World:
+    """Addresses with a script behind each; dials, resolves and listens for the sessions under test."""
+
+    def __init__(self, scripts: dict[str, Script], names: dict[str, list[str]] | None = None) -> None:
+        self.scripts = scripts
+        self.names = names if names is not None else {"routers:1": list(scripts)}
+        self.events: list[str] = []
+        self.dialled: list[tuple[float, str]] = []
+        self.cache_events: dict[str, list[object]] = {}
+        self.feed = CacheFeed()
+        self.sessions = RouterSessions(
+            routers=tuple(self.names),
+            dialer=self,
+            resolver=self,
+            hello=hello,
+            tokenizer_files={"tokenizer.json": b"{}", "config.json": b"[]"},
+            cache_events=self.feed.subscribe,
+            listener=self,
+            random=random.Random(1),
+            heartbeat_s=0.5,
+            silence_s=4.0,
+        )
+
+    # SessionDialer
+
+    async def dial(self, address: str) -> Session[Up, Down]:
+        loop = asyncio.get_running_loop()
+        self.dialled.append((loop.time(), address))
+        script = self.scripts.get(address)
+        if script is None:
+            raise WorkerLost("refused", address=address)
+        wire = MemoryWire(loop.call_later, lambda: 0.01, router=address)
+        self.tasks.create_task(self.play(script, wire.router_end))
+        return wire.worker_end
+
+    async def play(self, script: Script, end: RouterEnd) -> None:
+        try:
+            await script(end)
+        except WorkerLost:
+            self.events.append("router: session lost")
+
+    async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
+        reader = SourceReader(subscribe)
+        try:
+            while True:
+                self.cache_events.setdefault(address, []).append(await reader.next())
+        finally:
+            reader.close()
+
+    # Resolver
+
+    async def resolve(self, name: str) -> Sequence[str]:
+        if not self.names[name]:
+            raise WorkerLost("unknown name", name=name)
+        return self.names[name]
+
+    # SessionListener
+
+    def on_session_opened(self, session_id: int, router_id: str) -> None:
+        self.events.append(f"opened {session_id} {router_id}")
+
+    def on_session_closed(self, session_id: int) -> None:
+        self.events.append(f"closed {session_id}")
+
+    def on_message(self, session_id: int, message: Down) -> None:
+        self.events.append(f"{session_id}: {type(message).__name__}")
+
+    def on_superseded(self) -> None:
+        self.events.append("superseded")
+
+    def run(self, for_s: float, *then: tuple[float, Callable[[], None]]) -> None:
+        """Let the sessions live so long; do something at some moments."""
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            async with asyncio.TaskGroup() as self.tasks:
+                running = self.tasks.create_task(self.sessions.run())
+                beating = self.tasks.create_task(self.beat())
+                for at_s, act in then:
+                    loop.call_later(at_s, act)
+                await asyncio.sleep(for_s)
+                running.cancel()
+                beating.cancel()
+
+        run_virtual(main())
+
+    def close_r1(self) -> None:
+        """End the first session, as a broken connection does."""
+        self.sessions.close(1, "broken")
+
+    async def beat(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            self.sessions.beat(7, has_work=True)
+
+
+async def welcome(end: RouterEnd, router_id: str, *, wants_tokenizer: bool = False) -> Hello:
+    first = await end.receive()
+    assert isinstance(first, Hello)
+    end.send(Welcome(router_id, wants_tokenizer))
+    return first
+
+
+def good_router(router_id: str, seen: list[Up] | None = None, *, wants_tokenizer: bool = False) -> Script:
+    """Welcomes, answers each message with a heartbeat, and remembers all of them."""
+
+    async def script(end: RouterEnd) -> None:
+        await welcome(end, router_id, wants_tokenizer=wants_tokenizer)
+        while True:
+            message = await end.receive()
+            if seen is not None:
+                seen.append(message)
+            end.send(DownHeartbeat())
+
+    return script
+
+
+def test_joins_every_router_and_beats() -> None:
+    seen: dict[str, list[Up]] = {"r1": [], "r2": []}
+    world = World({"a:1": good_router("r1", seen["r1"]), "b:1": good_router("r2", seen["r2"])})
+    world.run(2.0)
+    assert sorted(world.events[:2]) == ["opened 1 r1", "opened 2 r2"]
+    for router in seen.values():
+        assert [message for message in router if isinstance(message, Heartbeat)][:3] == [
+            Heartbeat(7, True)
+        ] * 3
+
+
+def test_the_newest_load_is_told_at_once_to_all_and_to_who_joins_later_and_with_each_beat() -> None:
+    seen: list[Up] = []
+    world = World({"a:1": good_router("r1", seen)})
+    world.sessions.send_all(LOAD)
+    world.run(1.2)
+    assert seen[0] == LOAD
+    assert seen.count(LOAD) == 3
+
+
+def test_sends_tokenizer_files_to_a_router_that_asks() -> None:
+    seen: list[Up] = []
+    world = World({"a:1": good_router("r1", seen, wants_tokenizer=True)})
+    world.run(0.4)
+    files = [message for message in seen if isinstance(message, TokenizerFile)]
+    assert files == [
+        TokenizerFile("tokenizer.json", b"{}", last=False),
+        TokenizerFile("config.json", b"[]", last=True),
+    ]
+
+
+def test_messages_go_to_the_listener_and_to_one_session() -> None:
+    seen: list[Up] = []
+
+    async def router(end: RouterEnd) -> None:
+        await welcome(end, "r1")
+        end.send(Abort(5))
+        while True:
+            seen.append(await end.receive())
+
+    world = World({"a:1": router})
+    world.run(
+        0.4,
+        (0.2, lambda: world.sessions.send(1, Heartbeat(99, False))),
+        (0.2, lambda: world.sessions.send(2, Heartbeat(98, False))),
+    )
+    assert world.events[:2] == ["opened 1 r1", "1: Abort"]
+    assert Heartbeat(99, False) in seen and Heartbeat(98, False) not in seen
+
+
+def test_dials_again_with_back_off_of_at_most_a_second() -> None:
+    world = World({}, {"routers:1": ["a:1"]})
+    world.run(20.0)
+    moments = [at_s for at_s, _ in world.dialled]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
+    assert gaps[0] < 0.1 and max(gaps) <= 1.0 and min(gaps[-5:]) >= 0.5
+
+
+def test_comes_back_after_a_lost_session_with_a_new_id() -> None:
+    async def short(end: RouterEnd) -> None:
+        await welcome(end, "r1")
+        await asyncio.sleep(0.2)
+        end.close("restarting")
+
+    world = World({"a:1": short})
+    world.run(1.0)
+    assert world.events[:4] == ["opened 1 r1", "closed 1", "opened 2 r1", "closed 2"]
+
+
+def test_superseded_is_final() -> None:
+    async def router(end: RouterEnd) -> None:
+        await welcome(end, "r1")
+        end.send(Superseded())
+        await end.receive()
+
+    world = World({"a:1": router, "b:1": good_router("r2")})
+    world.run(10.0)
+    assert world.events.count("superseded") == 1
+    assert sorted(world.events)[:2] == ["closed 1", "closed 2"]
+    assert len(world.dialled) == 2, "never dials again"
+
+
+def test_superseded_instead_of_a_welcome_is_final_too() -> None:
+    async def router(end: RouterEnd) -> None:
+        await end.receive()
+        end.send(Superseded())
+
+    world = World({"a:1": router})
+    world.run(10.0)
+    assert world.events == ["superseded"] and len(world.dialled) == 1
+
+
+def test_a_silent_router_is_left_after_its_silence() -> None:
+    async def silent(end: RouterEnd) -> None:
+        await welcome(end, "r1")
+        while True:
+            await end.receive()
+
+    world = World({"a:1": silent})
+    world.run(6.0)
+    assert world.events[:2] == ["opened 1 r1", "closed 1"]
+
+
+def test_no_welcome_is_no_session() -> None:
+    async def mute(end: RouterEnd) -> None:
+        await end.receive()
+        await asyncio.sleep(100)
+
+    world = World({"a:1": mute})
+    world.run(120.0)
+    assert world.events == [] and 10 < len(world.dialled) < 30
+
+
+def test_follows_a_name_to_new_addresses_and_leaves_old_ones_when_they_end() -> None:
+    world = World({"a:1": good_router("r1"), "b:1": good_router("r2")}, {"routers:1": ["a:1"]})
+    world.run(10.0, (1.0, lambda: world.names.update({"routers:1": ["b:1"]})), (5.0, world.close_r1))
+    assert [event for event in world.events if event.startswith(("opened", "closed"))][:3] == [
+        "opened 1 r1",
+        "opened 2 r2",
+        "closed 1",
+    ]
+    assert [address for _, address in world.dialled] == ["a:1", "b:1"]
+
+
+def test_an_unknown_name_keeps_the_old_addresses() -> None:
+    world = World({"a:1": good_router("r1")})
+    world.run(10.0, (1.0, lambda: world.names.update({"routers:1": []})))
+    assert world.events[:1] == ["opened 1 r1"] and len(world.dialled) == 1
+
+
+def test_two_addresses_of_one_router_do_not_take_turns() -> None:
+    current: list[RouterEnd] = []
+
+    async def router(end: RouterEnd) -> None:
+        first = await end.receive()
+        assert isinstance(first, Hello)
+        for earlier in current:
+            earlier.close("a new session of this worker has begun")
+        current[:] = [end]
+        end.send(Welcome("r1"))
+        while True:
+            await end.receive()
+            end.send(DownHeartbeat())
+
+    world = World({"a:1": router, "b:1": router})
+    world.run(30.0)
+    assert len(world.dialled) == 2, "the address that lost waits for the other one's end"
+
+
+def test_cache_events_run_beside_a_session_and_end_with_it() -> None:
+    world = World({"a:1": good_router("r1")})
+    world.feed.change([(True, b"a")])
+    world.run(3.0, (1.0, lambda: world.feed.change([(True, b"b")])), (2.0, world.close_r1))
+    first, second = world.cache_events["a:1"][:2]
+    assert first == SnapshotPart(1, (b"a",), True, True)
+    assert getattr(second, "hashes", None) == (b"b",)
