@@ -9,6 +9,7 @@ from typing import Protocol
 from tokenizers import Tokenizer as Backend
 
 _INCOMPLETE = "\ufffd"
+_MOST_HELD = 8  # ids; a UTF-8 character has at most four bytes, so more can't become one
 
 
 class TextStream(Protocol):
@@ -75,7 +76,7 @@ class WindowStream:
     """Stream of any other tokenizer: decodes a short window of the last ids with and without the new ones.
 
     Decoders of this kind (byte fallback, stripped first space) look at neighbours, so a window of two steps is decoded;
-    text that ends in U+FFFD is held back, because the next id may complete the character.
+    text that ends in U+FFFD is held back for a few ids, because the next one may complete the character.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], is_visible: Callable[[int], bool]) -> None:
@@ -96,7 +97,8 @@ class WindowStream:
         self._window.append(token_id)
         shown = self._shown()
         text = self._decode(self._window)
-        if len(text) <= len(shown) or text.endswith(_INCOMPLETE):
+        num_held = len(self._window) - self._num_shown
+        if num_held < _MOST_HELD and (len(text) <= len(shown) or text.endswith(_INCOMPLETE)):
             return ""
         self._window = self._window[self._num_shown :]
         self._num_shown = len(self._window)

@@ -253,3 +253,12 @@ def test_an_unfinished_character_comes_with_the_flush() -> None:
     assert stream.step([261, 3 + 0xE4]) == "a"
     assert stream.flush() == "\ufffd"
     assert stream.flush() == ""
+
+
+def test_bytes_that_never_become_a_character_are_not_held_for_ever() -> None:
+    tokenizer = sentencepiece_like()
+    ids = [3 + 0xFF] * 40
+    stream = tokenizer.stream()
+    pieces = [stream.step([token_id]) for token_id in ids]
+    assert len("".join(pieces)) >= 32
+    assert "".join(pieces) + stream.flush() == tokenizer.decode(ids)
