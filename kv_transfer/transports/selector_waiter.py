@@ -7,7 +7,10 @@ import socket
 
 
 class SelectorWaiter:
-    """Waiter (pdserve/owner.py) over sockets. `wait` finds nothing out: the network's `poll` does, at each turn."""
+    """Waiter (pdserve/owner.py) over sockets. What is ready, the network's `poll` finds out at each turn.
+
+    Only `wait` takes wakes away: one that comes between the owner's look at its queue and its `wait` ends that wait.
+    """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -18,7 +21,8 @@ class SelectorWaiter:
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when a socket is ready, after `wake`, or after the time-out."""
-        self._selector.select(timeout_s)
+        if any(key.data is self for key, _events in self._selector.select(timeout_s)):
+            self._drain()
 
     def wake(self) -> None:
         """Any thread. A wake that finds the pipe full is one already."""
@@ -27,8 +31,7 @@ class SelectorWaiter:
         except (BlockingIOError, OSError):
             return
 
-    def drain(self) -> None:
-        """Forget the wakes so far; the owner takes its turn now."""
+    def _drain(self) -> None:
         try:
             while self._near.recv(4096):
                 pass

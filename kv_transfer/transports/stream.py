@@ -90,8 +90,6 @@ class StreamNetwork:
                 key.data.is_writable = key.data.is_writable or bool(events & selectors.EVENT_WRITE)
             elif isinstance(key.data, socket.socket):
                 self._accept_from(key.data)
-            else:
-                self._waiter.drain()
 
     def next_due_s(self) -> float | None:
         """While a connection opens, when its next wait ends."""

@@ -1,0 +1,75 @@
+"""lease_s: an answer of one lease stays away; that lease ends, at both ends, and the link lives on."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from kv_transfer import messages
+from kv_transfer.kind import Kind
+from kv_transfer.transports.faulty import Action, Fault, OnKind
+from pdserve.errors import PdserveError, WorkerLost
+from tests.contract.links.conftest import MakeWorld
+from tests.contract.links.world import Node, assert_at_rest, assert_handed_off, link_states
+
+LOST = {
+    Kind.READY: "p",
+    Kind.PULL: "d",
+    Kind.DATA: "p",
+    Kind.COMMIT: "p",
+    Kind.ACK: "d",
+    Kind.CONFIRM: "p",
+}
+ONLY_TWO_SIDED = (Kind.PULL, Kind.DATA)
+
+
+def _error(node: Node) -> PdserveError | None:
+    [end] = node.ends(1)
+    return None if isinstance(end, messages.HandedOff) else end.error  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", list(LOST))
+def test_a_lost_frame_ends_its_lease_and_no_other(make_world: MakeWorld, kind: Kind) -> None:
+    def lose(name: str, _dialled: bool) -> Fault | None:
+        return OnKind(kind, Action.DROP) if name == LOST[kind] else None
+
+    world = make_world(faults=lose)
+    prefill, decode = world.node("p"), world.node("d")
+    world.pair(prefill, decode)
+    began_s = world.clock.now_s()
+    sent = world.hand_off(prefill, decode, 1, num_blocks=3)
+    world.wait_ends(1, prefill, decode, for_s=12.0)
+    if kind in ONLY_TWO_SIDED and world.one_sided:
+        assert_handed_off(prefill, decode, 1, sent)
+        return
+    assert world.clock.now_s() - began_s <= 7.0
+    if kind is Kind.CONFIRM:
+        assert _error(prefill) is None
+    else:
+        assert isinstance(_error(prefill), WorkerLost)
+    assert isinstance(_error(decode), WorkerLost)
+    assert link_states(prefill, decode)[-1].up
+    assert len(link_states(prefill, decode)) == 1
+    assert_at_rest(prefill, decode)
+    again = world.hand_off(prefill, decode, 2, num_blocks=3)
+    world.wait_ends(2, prefill, decode)
+    assert_handed_off(prefill, decode, 2, again)
+
+
+def test_waiting_for_the_engines_is_no_matter_of_the_link(make_world: MakeWorld) -> None:
+    """The first READY, the next chunk: as long as they take. It is logged once that nothing moves."""
+    world = make_world()
+    prefill, decode = world.node("p"), world.node("d")
+    world.pair(prefill, decode)
+    with capture_logs() as logs:
+        world.open(prefill, decode, 1, num_blocks=3)
+        world.sleep(30.0)
+        sent = world.offer(prefill, 1, upto=2, num_new=2)
+        world.sleep(30.0)
+    assert not prefill.ends(1) and not decode.ends(1)
+    stuck = [(line["side"], line["state"]) for line in logs if line["event"] == "lease.stuck"]
+    assert sorted(stuck) == [("decode", "granted"), ("decode", "pulling"), ("prefill", "open")]
+    sent += world.offer(prefill, 1, upto=3, num_new=1)
+    prefill.owner.handle(messages.Commit(1, 1, None))
+    world.wait_ends(1, prefill, decode)
+    assert_handed_off(prefill, decode, 1, sent)
