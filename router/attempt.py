@@ -149,19 +149,22 @@ class Attempt:
 
     # --- begin
 
-    def start(self, num_blocks: int) -> None:
-        """Book it on both workers and ask the decode worker. num_blocks: what it will hold there."""
+    def start(self, *, num_blocks: int, num_uncached_tokens: int) -> None:
+        """Book it on both workers and ask the decode worker.
+
+        num_blocks           what it will hold there
+        num_uncached_tokens  what is to be prefilled, as far as is known
+        """
         now_s = self._clock.now_s()
         order = self.order
-        num_tokens = len(order.token_ids)
         self.decode.open_leg(self.handle, self)
         self.decode.accounting.assign(
-            self.handle, num_tokens if self.prefill is None else 0, num_blocks, now_s
+            self.handle, num_uncached_tokens if self.prefill is None else 0, num_blocks, now_s
         )
         if self.prefill is not None:
             self.prefill.open_leg(self.handle, self)
-            self.prefill.credit.hold(self.handle, num_tokens)
-            self.prefill.accounting.assign(self.handle, num_tokens, 0, now_s)
+            self.prefill.credit.hold(self.handle, len(order.token_ids))
+            self.prefill.accounting.assign(self.handle, num_uncached_tokens, 0, now_s)
         self.decode.send(
             StartDecode(
                 handle=self.handle,
@@ -276,13 +279,17 @@ class Attempt:
     # --- prefill
 
     def _on_prefill_progress(self, progress: Progress) -> None:
-        if progress.phase is Phase.PREFILLING:
-            self.prefilled_tokens = max(self.prefilled_tokens, progress.amount)
+        grows = progress.phase is Phase.PREFILLING and progress.amount > self.prefilled_tokens
+        if grows:
+            self.prefilled_tokens = progress.amount
         if self.phase not in (AttemptPhase.QUEUED, AttemptPhase.PREFILLING):
             return
         if progress.phase is Phase.PREFILLING:
-            self._enter(AttemptPhase.PREFILLING)
-            self._restart(self._timeouts.prefill_progress_s)
+            if (
+                grows or self.phase is AttemptPhase.QUEUED
+            ):  # a heartbeat that repeats the amount is no progress
+                self._enter(AttemptPhase.PREFILLING)
+                self._restart(self._timeouts.prefill_progress_s)
         elif progress.phase in (Phase.QUEUED, Phase.PREEMPTED):
             self._enter(AttemptPhase.QUEUED)
 

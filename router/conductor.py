@@ -296,7 +296,9 @@ class Conductor:
 
     def _learn(self, attempt: Attempt) -> None:
         """What the end of an attempt says about the workers."""
-        outcome = attempt.outcome.result() if attempt.outcome.done() else Outcome()
+        if not attempt.outcome.done() or attempt.outcome.cancelled():
+            return  # ended from this side
+        outcome = attempt.outcome.result()
         error = outcome.error
         if error is None:
             return
@@ -390,7 +392,10 @@ class Conductor:
         if choice.index == 0:
             self._pair = (choice.prefill_worker, choice.decode_worker)
         self._explain(choice, placement)
-        attempt.start(len(ticket.need.token_ids) // placement.decode.hello.block_size + 1)
+        attempt.start(
+            num_blocks=len(ticket.need.token_ids) // placement.decode.hello.block_size + 1,
+            num_uncached_tokens=placement.num_uncached_tokens,
+        )
         return attempt
 
     def _explain(self, choice: Choice, placement: Placement) -> None:

@@ -90,10 +90,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A pair, or (prefill None) a decode worker alone."""
+    """A pair, or (prefill None) a decode worker alone; num_uncached_tokens: what is to be prefilled there."""
 
     prefill: Member | None
     decode: Member
+    num_uncached_tokens: int
     explain: tuple[Verdict, ...]
 
 
@@ -141,7 +142,8 @@ class Placer:
         if not best:
             return NotNow(not own_fault, tuple(verdicts))
         prefill, decode = best[int(self._random.random() * len(best))]
-        return Placement(prefill, decode, tuple(verdicts))
+        where = prefill if prefill is not None else decode
+        return Placement(prefill, decode, self._num_uncached(need, where), tuple(verdicts))
 
     def _why_not(self, need: Need, prefill: Member | None, decode: Member) -> tuple[str, bool]:
         """Why this candidate can't be taken, "" if it can; and whether that is for this request only."""
@@ -156,17 +158,21 @@ class Placer:
             return f"no credit of {prefill.id}", False
         return "", False
 
-    def _prefill_cost_s(self, need: Need, member: Member) -> float:
-        """Queue, and computing what isn't cached."""
+    @staticmethod
+    def _num_uncached(need: Need, member: Member) -> int:
         cached = need.num_cached_tokens(member)
         if need.kept_on is not None and need.kept_on[0] == member.ref:
             cached = max(cached, need.kept_on[1])
-        todo = member.accounting.num_queued_tokens + need.num_tokens - cached
+        return need.num_tokens - min(cached, need.num_tokens - 1)
+
+    def _prefill_cost_s(self, need: Need, member: Member) -> float:
+        """Queue, and computing what isn't cached."""
+        todo = member.accounting.num_queued_tokens + self._num_uncached(need, member)
         return todo / self._rate(member) + self._recent_s(member)
 
     def _local_cost_s(self, need: Need, member: Member) -> float:
         """The same on a worker that prefills for itself, and the delay of what runs there."""
-        todo = member.accounting.num_queued_tokens + need.num_tokens - need.num_cached_tokens(member)
+        todo = member.accounting.num_queued_tokens + self._num_uncached(need, member)
         running = 0 if member.accounting.load is None else member.accounting.load.num_running
         return todo / self._rate(member) * (1.0 + self._weights.local_disturbs * running)
 

@@ -56,6 +56,7 @@ async def test_prefill_progress_starts_its_time_anew_and_standing_still_is_a_fau
             p.progress(prefill, Phase.PREFILLING, amount)
             await cluster.advance(9)
         assert not d.got(Abort)
+        p.progress(prefill, Phase.PREFILLING, 3)  # a heartbeat repeats it
         await cluster.advance(2)
         assert d.got(Abort)[0].handle == start.handle and p.got(Abort)[0].handle == start.handle
         client.generation.close()

@@ -1,0 +1,195 @@
+"""Which pair an attempt gets, and why the others don't."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pdserve.blockhash import hash_blocks
+from pdserve.messages import (
+    BlockCounts,
+    BlocksStored,
+    Credits,
+    Demand,
+    Pair,
+    PairState,
+    Role,
+    SnapshotPart,
+    StartDecode,
+    Unpair,
+)
+from router.pairs import rank_decodes
+from tests.unit.router.conversation import A
+from tests.unit.router.scripted import Cluster, config, hello, load, virtual
+
+
+@virtual
+async def test_only_pairs_that_are_up_are_used() -> None:
+    async with Cluster() as cluster:
+        p, d0, d1 = await cluster.prefill(), await cluster.decode("d0"), await cluster.decode("d1")
+        p.say(PairState(d0.ref, False, reason="layout: block_size 16, here 32"))
+        await cluster.link(p, d1)
+        clients = [cluster.generate("hello") for _ in range(4)]
+        await cluster.settle()
+        assert len(d1.got(StartDecode)) == 4 and not d0.got(StartDecode)
+        states = {pair.decode_worker: (pair.up, pair.reason) for pair in cluster.app.status().pairs}
+        assert states == {"d0": (False, "layout: block_size 16, here 32"), "d1": (True, "")}
+        for client in clients:
+            client.generation.close()
+
+
+@virtual
+async def test_requests_spread_evenly_before_any_report_and_one_at_a_time() -> None:
+    async with Cluster() as cluster:
+        p = await cluster.prefill()
+        decodes = [await cluster.decode(f"d{n}") for n in range(4)]
+        await cluster.link(p, *decodes)
+        clients = [cluster.generate("hello") for _ in range(40)]
+        await cluster.settle()
+        assert [len(d.got(StartDecode)) for d in decodes] == [10, 10, 10, 10]
+        for client in clients:
+            client.generation.close()
+        await cluster.advance(1.0)
+        for _ in range(200):
+            client = cluster.generate("hello")
+            await cluster.settle(0.004)
+            client.generation.close()
+            await cluster.advance(0.05)
+        counts = [len(d.got(StartDecode)) - 10 for d in decodes]
+        assert sum(counts) == 200 and max(counts) <= 1.2 * min(counts)
+
+
+@virtual
+async def test_the_less_loaded_is_taken_by_report() -> None:
+    async with Cluster() as cluster:
+        p, d0 = await cluster.pair()
+        d1 = await cluster.decode("d1")
+        await cluster.link(p, d1)
+        d0.say(load(num_running=20))
+        await cluster.settle()
+        client = cluster.generate("hello")
+        await d1.expect(StartDecode)
+        d1.say(load(blocks=BlockCounts(0, 0, 1000, 0, 0)))
+        await cluster.settle()
+        full = cluster.generate("hello")
+        await d0.expect(StartDecode)
+        client.generation.close()
+        full.generation.close()
+
+
+@virtual
+async def test_a_prefix_that_a_prefill_worker_holds_draws_the_request_there() -> None:
+    async with Cluster() as cluster:
+        p0, d = await cluster.pair()
+        p1 = await cluster.prefill("p1")
+        await cluster.link(p1, d)
+        prompt = "x" * 400
+        hashes = tuple(hash_blocks(tuple(prompt.encode()), 16, seed=b"seed"))
+        assert not cluster.app.fleet.on_cache_event(p1.ref, SnapshotPart(1, (), True, True))
+        assert not cluster.app.fleet.on_cache_event(p1.ref, BlocksStored(2, hashes))
+        clients = []
+        for _ in range(3):
+            clients.append(cluster.generate(prompt))
+            assert (await d.expect(StartDecode)).source == p1.ref
+        other = cluster.generate("y" * 400)
+        assert (await d.expect(StartDecode)).source == p0.ref
+        salted = cluster.generate(prompt, cache_salt="mine")
+        await d.expect(StartDecode)
+        for client in (*clients, other, salted):
+            client.generation.close()
+
+
+@virtual
+async def test_without_credit_nothing_is_sent_and_demand_is_told() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        p.say(Credits(1))
+        await cluster.settle()
+        clients = [cluster.generate("x" * 30) for _ in range(3)]
+        start = await d.expect(StartDecode)  # one prompt may take the balance below zero
+        await cluster.settle()
+        assert len(d.got(StartDecode)) == 1
+        await cluster.advance(0.6)
+        assert p.got(Demand)[-1].num_queued_tokens == 60
+        p.say(Credits(31))
+        await cluster.settle()
+        assert (
+            len(d.got(StartDecode)) == 2
+        )  # 31 − 30 of the first one is above zero, − 30 of the second isn't
+        for client in clients:
+            client.generation.close()
+        assert start.source == p.ref
+
+
+@virtual
+async def test_credit_that_an_ended_attempt_held_goes_to_the_next() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        p.say(Credits(1))
+        await cluster.settle()
+        first, second = cluster.generate("x" * 30), cluster.generate("y" * 30)
+        await d.expect(StartDecode)
+        first.generation.close()
+        await d.expect(StartDecode)
+        second.generation.close()
+
+
+@virtual
+async def test_each_prefill_worker_is_paired_with_so_many_decode_workers_by_rendezvous() -> None:
+    async with Cluster(config({"pairs_per_prefill": 2})) as cluster:
+        p = await cluster.prefill()
+        names = [f"d{n}" for n in range(5)]
+        for name in names:
+            await cluster.decode(name)
+        wanted = {pair.decode_worker for pair in cluster.app.status().pairs}
+        assert wanted == set(rank_decodes("p0", names)[:2])
+        ordered = {message.decode_worker.id for message in p.got(Pair)}
+        taken_back = {message.decode_worker.id for message in p.got(Unpair)}
+        assert ordered - taken_back == wanted
+
+
+@virtual
+async def test_another_link_is_ordered_where_all_linked_decode_workers_refuse() -> None:
+    from pdserve.errors import Overloaded
+
+    async with Cluster(config({"pairs_per_prefill": 1})) as cluster:
+        p, d0, d1 = await cluster.prefill(), await cluster.decode("d0"), await cluster.decode("d1")
+        (order,) = cluster.app.status().pairs
+        linked = d0 if order.decode_worker == "d0" else d1
+        await cluster.link(p, linked)
+        client = cluster.generate("hello")
+        linked.refuse(await linked.expect(StartDecode), Overloaded("full"))
+        await cluster.settle()
+        assert len(cluster.app.status().pairs) == 2
+        client.generation.close()
+
+
+def test_rendezvous_changes_only_what_it_must() -> None:
+    names = [f"d{n}" for n in range(20)]
+    before = {p: rank_decodes(p, names)[:4] for p in ("p0", "p1", "p2")}
+    after = {p: rank_decodes(p, [name for name in names if name != "d7"])[:4] for p in before}
+    for p, chosen in before.items():
+        assert [name for name in chosen if name != "d7"] == after[p][: len([n for n in chosen if n != "d7"])]
+    spread = Counter(name for p in range(200) for name in rank_decodes(f"p{p}", names)[:4])
+    assert max(spread.values()) < 2 * min(spread.values())
+
+
+@virtual
+async def test_why_each_candidate_fell_or_won_is_kept() -> None:
+    async with Cluster() as cluster:
+        p, d0 = await cluster.pair()
+        d1 = await cluster.decode("d1", window_tokens=8192)
+        await cluster.link(p, d1)
+        both = await cluster.join(hello("b0", Role.BOTH))
+        await cluster.settle()
+        client = cluster.generate("hello", request_id="why")
+        await cluster.settle()
+        request_id, verdicts = cluster.app.explained[-1]
+        assert request_id == "why"
+        assert [(verdict.prefill, verdict.decode) for verdict in verdicts] == [
+            ("p0", "d0"),
+            ("p0", "d1"),
+            ("", "b0"),
+        ]
+        assert all(verdict.score_s is not None for verdict in verdicts)
+        client.generation.close()
+        assert (d0, both) and A
