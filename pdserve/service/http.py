@@ -34,14 +34,16 @@ class HttpServer:
         self._registry = registry
         self._not_alive = not_alive
         self._not_ready = not_ready
-        self._num_connections = 0
+        self._connections: dict[asyncio.Task[None], None] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> str:
         """Listen on HOST:PORT; returns it with the real port. Raises ConfigError."""
         host, port = split_address(address)
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST_BYTES)
+            self._server = await asyncio.start_server(
+                self._on_connection, host, port, limit=MAX_REQUEST_BYTES
+            )
         except OSError as error:
             raise ConfigError(
                 f"metrics.listen: can't listen on {address}: {error.strerror or error}"
@@ -49,19 +51,26 @@ class HttpServer:
         return join_address(host, self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Stop listening; idempotent."""
+        """Stop listening and end what is open; idempotent."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        for connection in tuple(self._connections):
+            connection.cancel()
+
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            log.warning("http.too_many_connections", limit=MAX_CONNECTIONS)
+            writer.transport.abort()
+            return
+        connection = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._connections[connection] = None
+        connection.add_done_callback(lambda done: self._connections.pop(done, None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._num_connections += 1
         try:
-            if self._num_connections > MAX_CONNECTIONS:
-                writer.write(_response(503, "too many connections\n"))
-            else:
-                async with asyncio.timeout(REQUEST_S):
-                    writer.write(await self._answer(reader))
+            async with asyncio.timeout(REQUEST_S):
+                writer.write(await self._answer(reader))
             async with asyncio.timeout(REQUEST_S):
                 await writer.drain()
         except (TimeoutError, ConnectionError):
@@ -69,7 +78,6 @@ class HttpServer:
         except Exception:  # outermost frame of one connection
             log.exception("http.failed")
         finally:
-            self._num_connections -= 1
             writer.close()
             with contextlib.suppress(ConnectionError, TimeoutError):  # the peer may be gone already
                 async with asyncio.timeout(REQUEST_S):
