@@ -100,6 +100,7 @@ class RoleRun:
     ) -> None:
         self.role = role
         self._setup = setup
+        self._sleep = ports.sleep
         self._gauges = gauges
         self._role_generation = role_generation
         self._timeouts = setup.config.timeouts
@@ -291,7 +292,7 @@ class RoleRun:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._timeouts.heartbeat_s)
+            await self._sleep(self._timeouts.heartbeat_s)
             self._sessions.beat(self._watchdog.num_steps, self._watchdog.expects_step)
             self._gauges.on_tick(self._transfer.metrics, len(self._sessions.routers))
             silent_s = self._watchdog.tick()
