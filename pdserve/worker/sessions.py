@@ -272,6 +272,10 @@ class RouterSessions:
                 await self._dialer.send_cache_events(address, self._cache_events)
             except PdserveError as error:
                 log.debug("cache_events.ended", router=address, error=str(error))
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    # Cancelled while a TaskGroup inside was failing: Python 3.11 then raises its errors only.
+                    raise asyncio.CancelledError from error
             await asyncio.sleep(_MAX_BACK_OFF_S)
 
     def _send_tokenizer(self, session: WorkerSession) -> None:
