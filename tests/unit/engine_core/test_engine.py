@@ -283,17 +283,30 @@ def test_preempted_ones_come_back_before_anything_new_and_only_with_room_for_all
 
 
 def test_a_victim_waits_until_the_others_could_grow_too() -> None:
-    target = engine(num_blocks=10)
-    old, middle, young = fill(target, {1: 8, 2: 8, 3: 8}, 18)
+    target = engine(num_blocks=10, limits=EngineLimits(prefix_cache=False))
+    old, young = fill(target, {1: 10, 2: 11}, 29)
     while state_of(young) is not SequenceState.PREEMPTED:
         step(target)
-    target.end(middle)
-    spare = target.pool.available - (-(-(len(young.ids) + 1) // 4))
+    need = -(-(len(young.ids) + 1) // 4)
+    target.end(old)
+    bound = target.pool.allocate(target.pool.available - need)
+    assert bound is not None
+    assert can_run(target), "nobody runs, so its need is enough"
+    target.pool.release(bound)
+    small = sequence([3], handle=3)
+    small.block_table = target.pool.allocate(1) or []
+    small.ids.append(4)
+    target.start_decode(small)
+    bound = target.pool.allocate(target.pool.available - need)
+    assert bound is not None
     step(target)
-    assert spare >= 1
+    assert state_of(young) is SequenceState.PREEMPTED, "the one that runs could not grow"
+    target.pool.release(bound[:1])
+    step(target)
     assert state_of(young) is not SequenceState.PREEMPTED
-    assert target.pool.available >= spare - 1
-    assert generated(old)
+    target.pool.release(bound[1:])
+    run_out(target)
+    assert generated(young) == expected_choice([2] * 11, young.key)
 
 
 def test_a_long_victim_is_handed_back() -> None:
