@@ -322,3 +322,32 @@ def test_cache_events_run_beside_a_session_and_end_with_it() -> None:
     first, second = world.cache_events["a:1"][:2]
     assert first == SnapshotPart(1, (b"a",), True, True)
     assert getattr(second, "hashes", None) == (b"b",)
+
+
+class BreakingFeed(World):
+    """Its cache event stream breaks in the very moment in which it is cancelled, and says only that."""
+
+    async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.break_when_cancelled())
+                await asyncio.Event().wait()
+        except* WorkerLost:
+            pass
+        raise WorkerLost("the cache events ended")
+
+    async def break_when_cancelled(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise WorkerLost("the stream broke") from None
+
+
+def test_a_cache_stream_that_breaks_as_its_session_ends_does_not_keep_it_from_being_dialled_again() -> None:
+    world = BreakingFeed({"a:1": good_router("r1")})
+    world.run(10.0, (1.0, world.close_r1))
+    assert [event for event in world.events if event.startswith(("opened", "closed"))][:3] == [
+        "opened 1 r1",
+        "closed 1",
+        "opened 2 r1",
+    ]
