@@ -110,9 +110,18 @@ def failure_to(failure: Failure) -> spb.Failure:
 
 
 def failure_from(msg: spb.Failure) -> Failure:
-    """Raises InvalidRequest if it names no class."""
+    """Raises InvalidRequest if it names no class, or has fields that no error of ours can have."""
     if not msg.error:
         raise InvalidRequest("a failure must name its class", text=msg.message)
+    if "message" in msg.fields or "self" in msg.fields:
+        raise InvalidRequest("a failure's field has a reserved name", error=msg.error)
+    if "retry_after_s" in msg.fields:
+        try:
+            seconds_from(float(msg.fields["retry_after_s"]), "retry_after_s")
+        except ValueError:
+            raise InvalidRequest(
+                "want finite seconds, 0 or more", field="retry_after_s", value=msg.fields["retry_after_s"]
+            ) from None
     return Failure(msg.error, msg.message, dict(msg.fields))
 
 

@@ -218,6 +218,8 @@ async def _run_dialed(session: GrpcStream[Up, Down], call: Any, channel: grpc.ai
             # A cancelled call may lose what was written: say that no more comes, and let the router end it.
             await call.done_writing()
             await asyncio.wait([asyncio.ensure_future(call.code())], timeout=LINGER_S)
+    except Exception:  # outermost frame of one session; the worker's others go on
+        log.exception("session.crashed", peer=session.peer)
     finally:
         session.end("connection lost")
         call.cancel()

@@ -75,6 +75,16 @@ BAD: list[tuple[Any, str]] = [
     (pb.Up(first_token=pb.FirstToken(handle=1, final=True)), "exactly if it is final"),
     (pb.Up(granted=pb.Granted(handle=1)), "must not be 0"),
     (pb.Up(refused=pb.Refused(handle=1)), "name its class"),
+    (
+        pb.Up(failed=pb.Failed(handle=1, failure=pb.Failure(error="Stale", fields={"message": "x"}))),
+        "reserved",
+    ),
+    (
+        pb.Up(
+            failed=pb.Failed(handle=1, failure=pb.Failure(error="Overloaded", fields={"retry_after_s": "x"}))
+        ),
+        "finite seconds",
+    ),
     (pb.Up(step=pb.Step(sequences=[pb.StepTokens(handle=1)])), "at least one token"),
     (pb.Down(set_role=pb.SetRole()), "role"),
     (pb.Down(abort=pb.AbortAttempt()), "must not be 0"),
