@@ -83,6 +83,7 @@ class Conductor:
         self._first_started = asyncio.Event()
         self._pair: tuple[str, str] | None = None  # of choice 0
         self.on_stalled: Callable[[], None] = lambda: None
+        self._num_closed = 0  # choices whose closing event has been put out
         self._ran = False
         self._begun = False
         self._stuck_logged: Attempt | None = None
@@ -94,8 +95,10 @@ class Conductor:
         self._task = task
 
     def cancel(self, error: PdserveError) -> None:
-        """End the request with this error, now. Idempotent; the first error stays."""
-        if self._cancelled_by is None and self._task is not None and not self._task.done():
+        """End the request with this error, now. Idempotent; the first error stays; no effect after a good end."""
+        if self.output.complete or self._task is None or self._task.done():
+            return
+        if self._cancelled_by is None:
             self._cancelled_by = error
             self._task.cancel()
 
@@ -186,7 +189,6 @@ class Conductor:
                     async with asyncio.TaskGroup() as group:
                         for choice in self.choices:
                             group.create_task(self._conduct_choice(choice, give_back))
-                self.output.end()
                 await self.output.all_taken()
         except TimeoutError:
             if deadline.expired():
@@ -272,6 +274,9 @@ class Conductor:
             self._first_started.set()
         self._begin_stream(choice.num_cached_tokens or 0)
         self.output.put_made(lambda now_s: choice.finished(now_s, tries.num_attempts))
+        self._num_closed += 1
+        if self._num_closed == len(self.choices):
+            self.output.end()
 
     async def _one_attempt(self, choice: Choice, tries: Tries, give_back: Callable[[], None]) -> None:
         """Wait for a pair, run on it. Returns when there may be another attempt or the choice has ended."""

@@ -88,6 +88,8 @@ class Output:
     def end(self) -> None:
         """Nothing comes any more."""
         self._ended = True
+        if not self._entries:
+            self._all_taken.set()
         self._wake()
 
     def fail(self, error: PdserveError) -> None:
@@ -101,7 +103,11 @@ class Output:
         self._entries.clear()
         self._timer.stop()
         self.end()
-        self._all_taken.set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the request ended well and the client has taken everything."""
+        return self._error is None and self._all_taken.is_set()
 
     async def all_taken(self) -> None:
         """Return when the client has taken everything, after `end`."""
@@ -121,7 +127,6 @@ class Output:
             finally:
                 self._waiter = None
         if not self._entries:
-            self._all_taken.set()
             if self._error is not None:
                 raise self._error
             return None
@@ -131,6 +136,8 @@ class Output:
             self._timer.restart(max(0.0, self._entries[0].put_s + self._stall_s - now_s))
         else:
             self._timer.stop()
+            if self._ended:
+                self._all_taken.set()
         event = entry.make(now_s)
         if isinstance(event, Tokens):
             on_tokens(event, now_s)
