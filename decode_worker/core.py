@@ -14,6 +14,7 @@ from __future__ import annotations
 import structlog
 
 from decode_worker.admission import Admission
+from decode_worker.answers import finished, started_by_hand_off, started_here, step_tokens
 from decode_worker.attempt import DecodeAttempt, DecodeState
 from decode_worker.grants import Grant, Grants
 from kv_transfer.messages import BindWanted, HandedOff, PullProgress, Released, Retired
@@ -31,7 +32,6 @@ from pdserve.errors import (
     PdserveError,
     RequestCancelled,
     Revoked,
-    RowFailed,
     StepFailed,
     WorkerLost,
 )
@@ -40,11 +40,9 @@ from pdserve.messages import (
     Abort,
     Demand,
     Down,
-    Finished,
     Load,
     Progress,
     StartDecode,
-    Started,
     StartPrefill,
     Step,
     StepTokens,
@@ -66,6 +64,7 @@ from pdserve.worker.messages import (
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.replies import Replies
 from pdserve.worker.reporter import Reporter
+from pdserve.worker.strikes import error_after
 
 log = structlog.get_logger()
 
@@ -103,7 +102,7 @@ class DecodeCore:
         self._deadlines = Deadlines()
         self._drain = Drain(to_loop)
         self._num_accepted = 0
-        self._num_prompt_tokens = 0
+        self._num_prefilled_tokens = 0
         self._num_generated_tokens = 0
         self._num_preemptions = 0
         self._num_revocations = 0
@@ -135,6 +134,11 @@ class DecodeCore:
                 pass  # what a lost link means for a grant comes as Retired
             case _:
                 raise InvariantViolated("a message that no decode worker takes", kind=type(message).__name__)
+
+    @property
+    def attempts(self) -> tuple[DecodeAttempt, ...]:
+        """All that are in hand, oldest first; for tests and simulations."""
+        return tuple(self._attempts.values())
 
     def step(self) -> float | None:
         now_s = self._clock.now_s()
@@ -280,21 +284,7 @@ class DecodeCore:
         attempt.move(DecodeState.ACTIVE, now_s)
         attempt.started_s = now_s
         self._engine.start_decode(seq)
-        self._num_prompt_tokens += len(seq.ids) - 1
-        self._send(
-            attempt,
-            Started(
-                handle=attempt.handle,
-                first_token=handed_off.first_token,
-                logprobs=handed_off.logprobs,
-                num_cached_tokens=seq.num_cached_tokens,
-                received_bytes=handed_off.received_bytes,
-                transport=handed_off.transport,
-                transfer_s=handed_off.transfer_s,
-                transfer_exposed_s=handed_off.transfer_exposed_s,
-                commit_s=handed_off.commit_s,
-            ),
-        )
+        self._send(attempt, started_by_hand_off(attempt, handed_off))
         reason = finish_reason(seq.key, handed_off.first_token, seq.num_generated)
         if reason is not None:  # the prefill worker should have called it final
             self._finish(attempt, reason)
@@ -339,26 +329,13 @@ class DecodeCore:
         self._num_generated_tokens += 1
         if sampled.first:
             attempt.started_s = self._clock.now_s()
-            self._num_prompt_tokens += len(seq.ids) - 1
-            self._send(attempt, self._started_here(attempt, sampled))
+            self._num_prefilled_tokens += len(seq.ids) - 1 - seq.num_cached_tokens
+            self._send(attempt, started_here(attempt, sampled))
             return
         if attempt.decode_queue_s is None:
             attempt.decode_queue_s = max(self._meter.begun_s - attempt.started_s, 0.0)
             attempt.decode_step_s = self._meter.step_s
-        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-        tokens.setdefault(attempt.session_id, []).append(
-            StepTokens(attempt.handle, len(seq.ids) - 1, (sampled.token_id,), logprobs)
-        )
-
-    def _started_here(self, attempt: DecodeAttempt, sampled: Sampled) -> Started:
-        return Started(
-            handle=attempt.handle,
-            first_token=sampled.token_id,
-            logprobs=sampled.logprobs,
-            num_cached_tokens=attempt.seq.num_cached_tokens,
-            queue_s=attempt.admitted_s - attempt.received_s,
-            prefill_s=attempt.started_s - attempt.admitted_s,
-        )
+        tokens.setdefault(attempt.session_id, []).append(step_tokens(attempt, sampled))
 
     def _take_end(self, event: EngineEvent) -> None:
         match event:
@@ -374,26 +351,14 @@ class DecodeCore:
 
     def _on_step_died(self, died: StepDied) -> None:
         for seq in died.seqs:
-            error: PdserveError = died.error
-            if seq.num_strikes > 0:
-                error = RowFailed("its step failed twice", cause=str(died.error))
-            self._fail(self._attempts[seq.handle], error, cache=False)
+            self._fail(self._attempts[seq.handle], error_after(died, seq), cache=False)
         if not died.sound:
             raise StepFailed("the engine's state isn't sound after a failed step") from died.error
 
     # --- ends
 
     def _finish(self, attempt: DecodeAttempt, reason: FinishReason) -> None:
-        self._send(
-            attempt,
-            Finished(
-                handle=attempt.handle,
-                reason=reason,
-                num_tokens=len(attempt.seq.ids),
-                decode_queue_s=attempt.decode_queue_s or 0.0,
-                decode_step_s=attempt.decode_step_s,
-            ),
-        )
+        self._send(attempt, finished(attempt, reason))
         self._drop(attempt)
 
     def _fail(self, attempt: DecodeAttempt, error: PdserveError, *, cache: bool = True) -> None:
@@ -470,7 +435,7 @@ class DecodeCore:
     def _count(self) -> CoreCounts:
         load = self._load()
         return CoreCounts(
-            num_prompt_tokens=self._num_prompt_tokens,
+            num_prefilled_tokens=self._num_prefilled_tokens,
             num_generated_tokens=self._num_generated_tokens,
             num_cache_query_tokens=load.num_cache_query_tokens,
             num_cache_hit_tokens=load.num_cache_hit_tokens,

@@ -132,9 +132,9 @@ class RoleRun:
         meter = MeteredRunner(runner, ports.clock, lambda new_shape: from_engine(StepBegun(new_shape)))
         self._engine = Engine(meter, limits_of(self.role, config.engine), ports.clock)
         to_transfer = _Relay()
-        core = self._make_core(ports, meter, to_transfer, from_engine)
+        self._core = self._make_core(ports, meter, to_transfer, from_engine)
         self._engine_driver = ports.drive(
-            "engine", core, None, lambda error: from_engine(_OwnerDied("engine", error))
+            "engine", self._core, None, lambda error: from_engine(_OwnerDied("engine", error))
         )
         end = ports.network(runner.pool, lambda: self._transfer_driver.wake())
         self._transfer = TransferOwner(
@@ -205,6 +205,16 @@ class RoleRun:
         return self._engine
 
     @property
+    def core(self) -> PrefillCore | DecodeCore:
+        """As `engine`: for tests and simulations."""
+        return self._core
+
+    @property
+    def transfer(self) -> TransferOwner:
+        """As `engine`: for tests and simulations."""
+        return self._transfer
+
+    @property
     def joined(self) -> bool:
         return self._sessions.joined
 
@@ -271,7 +281,7 @@ class RoleRun:
         self._to_engine(BeginDrain(self._timeouts.drain_s))
         # What the limit ends still waits for its leases; a link's silence ends those at the latest.
         limit_s = self._timeouts.drain_s + self._timeouts.lease_s + _AFTER_DRAIN_S
-        self._drain_limit = asyncio.get_running_loop().call_later(limit_s, self._on_drained)
+        self._drain_limit = asyncio.get_running_loop().call_later(limit_s, self._on_drain_limit)
 
     def set_role(self, role: Role) -> None:
         """Drain, then go on in another role."""
@@ -282,8 +292,11 @@ class RoleRun:
         self._next_role = role
 
     def _on_drained(self) -> None:
-        if not self._end.done():
-            log.info("worker.drained", next_role=self._next_role.value if self._next_role else None)
+        log.info("worker.drained", next_role=self._next_role.value if self._next_role else None)
+        self._finish(RunEnd(EXIT_OK, self._next_role))
+
+    def _on_drain_limit(self) -> None:
+        log.warning("worker.drain_timed_out", limit_s=self._timeouts.drain_s)
         self._finish(RunEnd(EXIT_OK, self._next_role))
 
     def _finish(self, end: RunEnd) -> None:

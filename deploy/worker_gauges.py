@@ -26,7 +26,7 @@ class WorkerGauges:
 
     def on_counts(self, counts: CoreCounts) -> None:
         metrics = self._metrics
-        metrics.prefill_tokens.set(counts.num_prompt_tokens)
+        metrics.prefill_tokens.set(counts.num_prefilled_tokens)
         metrics.decode_tokens.set(counts.num_generated_tokens)
         metrics.preemptions.set(counts.num_preemptions)
         metrics.revocations.set(counts.num_revocations)

@@ -24,7 +24,6 @@ from pdserve.errors import (
     Overloaded,
     PdserveError,
     RequestCancelled,
-    RowFailed,
     StepFailed,
     WorkerLost,
 )
@@ -54,6 +53,7 @@ from pdserve.worker.messages import (
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.replies import Replies
 from pdserve.worker.reporter import Reporter
+from pdserve.worker.strikes import error_after
 from prefill_worker.attempt import PrefillAttempt, PrefillState
 from prefill_worker.credits import CreditBook
 from prefill_worker.offering import Lease, Offering
@@ -96,7 +96,8 @@ class PrefillCore:
         self._queue: list[PrefillAttempt] = []
         self._deadlines = Deadlines()
         self._drain = Drain(to_loop)
-        self._num_prompt_tokens = 0
+        self._num_prefilled_tokens = 0
+        self._num_sampled = 0
 
     # --- Owner
 
@@ -123,6 +124,11 @@ class PrefillCore:
                 pass  # one-sided readers are done before LeaseClosed at this end
             case _:
                 raise InvariantViolated("a message that no prefill worker takes", kind=type(message).__name__)
+
+    @property
+    def attempts(self) -> tuple[PrefillAttempt, ...]:
+        """All that are in hand, oldest first; for tests and simulations."""
+        return tuple(self._attempts.values())
 
     def step(self) -> float | None:
         now_s = self._clock.now_s()
@@ -288,7 +294,8 @@ class PrefillCore:
 
     def _on_sampled(self, attempt: PrefillAttempt, sampled: Sampled) -> None:
         now_s = self._clock.now_s()
-        self._num_prompt_tokens += attempt.num_tokens
+        self._num_sampled += 1
+        self._num_prefilled_tokens += attempt.num_tokens - attempt.seq.num_cached_tokens
         self._replies.send(
             attempt.session_id,
             FirstToken(
@@ -310,10 +317,7 @@ class PrefillCore:
 
     def _on_step_died(self, died: StepDied) -> None:
         for seq in died.seqs:
-            error: PdserveError = died.error
-            if seq.num_strikes > 0:
-                error = RowFailed("its step failed twice", cause=str(died.error))
-            self._fail(self._attempts[seq.handle], error, cache=False)
+            self._fail(self._attempts[seq.handle], error_after(died, seq), cache=False)
         if not died.sound:
             raise StepFailed("the engine's state isn't sound after a failed step") from died.error
 
@@ -411,8 +415,8 @@ class PrefillCore:
     def _count(self) -> CoreCounts:
         engine = self._engine.load()
         return CoreCounts(
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_generated_tokens=0,
+            num_prefilled_tokens=self._num_prefilled_tokens,
+            num_generated_tokens=self._num_sampled,
             num_cache_query_tokens=engine.num_cache_query_tokens,
             num_cache_hit_tokens=engine.num_cache_hit_tokens,
             num_ignored=self._replies.num_ignored,

@@ -101,9 +101,13 @@ class CacheChanged:
 
 @dataclass(frozen=True, slots=True)
 class CoreCounts:
-    """Totals since the engine owner's start, for metrics. failures: by class name."""
+    """Totals since the engine owner's start, for metrics.
 
-    num_prompt_tokens: int = 0
+    num_prefilled_tokens  prompt tokens computed here, hits not among them
+    failures              errors told to routers, by class name
+    """
+
+    num_prefilled_tokens: int = 0
     num_generated_tokens: int = 0
     num_cache_query_tokens: int = 0
     num_cache_hit_tokens: int = 0

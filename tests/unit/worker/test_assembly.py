@@ -103,6 +103,7 @@ class Cluster:
         self.router = Router()
         self.workers: dict[str, Worker] = {}
         self.running: dict[str, asyncio.Task[int]] = {}
+        self.drivers: dict[tuple[str, str], LoopDriver] = {}
 
     def delay(self) -> float:
         return 0.0001 + 0.001 * self.random.random()
@@ -121,8 +122,12 @@ class Cluster:
         def network(pool: memoryview, wake: Callable[[], None]) -> NetworkEnd:
             return NetworkEnd(self.network.join(name, pool=pool, wake=wake))
 
+        worker_name = name
+
         def drive(name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> LoopDriver:
-            return LoopDriver(owner, self.loop, self.delay, name, on_death)
+            driver = LoopDriver(owner, self.loop, self.delay, name, on_death)
+            self.drivers[worker_name, name] = driver
+            return driver
 
         ports = WorkerPorts(
             clock=self.clock,
@@ -344,5 +349,37 @@ def test_an_unsound_engine_ends_the_process_after_telling_the_routers() -> None:
         assert await cluster.running["b0"] == EXIT_UNSOUND
         failed = await cluster.router.until("b0", Failed)
         assert isinstance(failed, Failed) and failed.failure.error == "StepFailed"
+
+    play(scenario)
+
+
+def test_a_hanging_engine_is_found_and_ends_the_process() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        worker = cluster.start("b0", Role.BOTH)
+        await cluster.router.until("b0", Load)
+        cluster.router.ends["b0"].send(cluster.start_decode(1, None))
+        await cluster.router.until("b0", Started)
+        hung_s = cluster.loop.time()
+        cluster.drivers["b0", "engine"].pause()
+        assert await cluster.running["b0"] == EXIT_UNSOUND
+        assert worker.end is not None and worker.end.hangs
+        assert 5.0 < cluster.loop.time() - hung_s < 6.5
+        beat = cluster.router.of("b0", Heartbeat)[-1]
+        assert isinstance(beat, Heartbeat) and beat.has_work, "the router sees it too"
+
+    play(scenario)
+
+
+def test_a_role_change_asked_of_a_leaving_worker_is_no_reason_to_stay() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        worker = cluster.start("b0", Role.BOTH)
+        await cluster.router.until("b0", Load)
+        cluster.router.ends["b0"].send(cluster.start_decode(1, None))
+        cluster.router.ends["b0"].send(SetRole(Role.PREFILL))
+        await cluster.router.until("b0", Granted)
+        worker.drain()
+        assert worker.not_ready == ["draining"]
+        assert await cluster.running["b0"] == EXIT_OK
+        await cluster.router.until("b0", Finished)
 
     play(scenario)
