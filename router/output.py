@@ -89,6 +89,7 @@ class Output:
         """Nothing comes any more."""
         self._ended = True
         if not self._entries:
+            self._timer.stop()
             self._all_taken.set()
         self._wake()
 
@@ -134,10 +135,11 @@ class Output:
         now_s = self._clock.now_s()
         if self._entries:
             self._timer.restart(max(0.0, self._entries[0].put_s + self._stall_s - now_s))
-        else:
+        elif self._ended:
             self._timer.stop()
-            if self._ended:
-                self._all_taken.set()
+            self._all_taken.set()
+        else:
+            self._timer.pause()
         event = entry.make(now_s)
         if isinstance(event, Tokens):
             on_tokens(event, now_s)

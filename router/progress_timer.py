@@ -43,8 +43,12 @@ class ProgressTimer:
             self._timer.cancel()
         self._arm(after_s)
 
+    def pause(self) -> None:
+        """Don't expire until restarted; cheaper than `stop` where that comes soon."""
+        self._due_s = None
+
     def stop(self) -> None:
-        """Don't expire."""
+        """Don't expire, and leave no timer with the loop."""
         self._due_s = None
         if self._timer is not None:
             self._timer.cancel()

@@ -35,6 +35,8 @@ class StopText:
 
     def push(self, token_id: int, text: str) -> Released:
         """Take the next token and the text that it completes ("" inside a character)."""
+        if not self._stops:
+            return Released((token_id,), text)
         self._hold(token_id, text)
         stop = self._first_stop()
         if stop is not None:
