@@ -47,26 +47,27 @@ _EQUAL = (
 )
 
 
-def agree(mine: LinkFacts, theirs: LinkFacts) -> tuple[int, int]:
-    """The wire version that both speak. Raises Incompatible(field, mine, theirs) at the first field that differs."""
-    if mine.wire[0] != theirs.wire[0]:
-        raise _differ("wire", _version(mine.wire), _version(theirs.wire))
+def agree(*, prefill: LinkFacts, decode: LinkFacts) -> tuple[int, int]:
+    """The wire version that both speak. Raises Incompatible at the first field that differs."""
+    if prefill.wire[0] != decode.wire[0]:
+        raise misfit("wire", prefill=version_text(prefill.wire), decode=version_text(decode.wire))
     for name in _EQUAL:
-        if getattr(mine, name) != getattr(theirs, name):
-            raise _differ(name, getattr(mine, name), getattr(theirs, name))
-    return mine.wire[0], min(mine.wire[1], theirs.wire[1])
+        if getattr(prefill, name) != getattr(decode, name):
+            raise misfit(name, prefill=getattr(prefill, name), decode=getattr(decode, name))
+    return prefill.wire[0], min(prefill.wire[1], decode.wire[1])
 
 
-def breaks_determinism(mine: LinkFacts, theirs: LinkFacts) -> bool:
+def breaks_determinism(one: LinkFacts, other: LinkFacts) -> bool:
     """Whether somebody promises equal bits that this pair can't keep."""
-    if not (mine.deterministic or theirs.deterministic):
+    if not (one.deterministic or other.deterministic):
         return False
-    return mine.numerics != theirs.numerics or mine.deterministic != theirs.deterministic
+    return one.numerics != other.numerics or one.deterministic != other.deterministic
 
 
-def _differ(field: str, mine: object, theirs: object) -> Incompatible:
-    return Incompatible("workers of a pair don't fit", field=field, mine=mine, theirs=theirs)
+def misfit(field: str, *, prefill: object, decode: object) -> Incompatible:
+    """The same words at both ends: which field, and each worker's value."""
+    return Incompatible("workers of a pair don't fit", field=field, prefill=prefill, decode=decode)
 
 
-def _version(wire: tuple[int, int]) -> str:
+def version_text(wire: tuple[int, int]) -> str:
     return f"{wire[0]}.{wire[1]}"

@@ -16,10 +16,12 @@ import hashlib
 import hmac
 from enum import Enum
 
-from kv_transfer.facts import LinkFacts, agree
+from kv_transfer.facts import LinkFacts, agree, misfit
 from kv_transfer.link_frames import NONCE_BYTES, PROOF_BYTES, Hello, Proof
-from pdserve.errors import Incompatible, Stale
+from pdserve.errors import Stale
 from pdserve.ids import Random, WorkerRef
+
+_SECRET = "cluster.secret_file"
 
 
 class Side(Enum):
@@ -30,7 +32,7 @@ class Side(Enum):
 
 
 class Handshake:
-    """One side of one handshake; pure values in and out. `theirs` is set once their HELLO was accepted."""
+    """One side of one handshake; pure values in and out. theirs: what the other claims, until its proof is accepted."""
 
     def __init__(
         self,
@@ -51,6 +53,10 @@ class Handshake:
         self._secret = secret
         self._nonce = random.getrandbits(NONCE_BYTES * 8).to_bytes(NONCE_BYTES, "little")
 
+    @property
+    def _other(self) -> Side:
+        return Side.DECODE if self.side is Side.PREFILL else Side.PREFILL
+
     def hello(self, receiver: WorkerRef, generation: int) -> Hello:
         """What this side says first."""
         return Hello(
@@ -68,20 +74,19 @@ class Handshake:
 
         Raises Stale (another incarnation is meant, or answered) or Incompatible (the field and both values).
         """
+        self.theirs = hello
         if hello.receiver != self._me:
             raise Stale("HELLO for another worker or epoch", wanted=hello.receiver, here=self._me)
         if expected is not None and hello.sender != expected:
             raise Stale("HELLO of another worker or epoch", wanted=expected, here=hello.sender)
-        self.wire = agree(self.facts, hello.facts)
+        if self.side is Side.PREFILL:
+            self.wire = agree(prefill=self.facts, decode=hello.facts)
+        else:
+            self.wire = agree(prefill=hello.facts, decode=self.facts)
         if hello.secret != (self._secret is not None):
-            words = {True: "set", False: "not set"}
-            raise Incompatible(
-                "workers of a pair don't fit",
-                field="cluster.secret_file",
-                mine=words[self._secret is not None],
-                theirs=words[hello.secret],
-            )
-        self.theirs = hello
+            words = {self.side: "not set", self._other: "not set"}
+            words[self._other if hello.secret else self.side] = "set"
+            raise misfit(_SECRET, prefill=words[Side.PREFILL], decode=words[Side.DECODE])
 
     def proof(self) -> Proof:
         """This side's answer to the other's nonce."""
@@ -89,14 +94,8 @@ class Handshake:
 
     def accept_proof(self, proof: Proof) -> None:
         """Raises Incompatible if the other doesn't know the secret."""
-        other = Side.DECODE if self.side is Side.PREFILL else Side.PREFILL
-        if not hmac.compare_digest(self._mac(other), proof.proof):
-            raise Incompatible(
-                "workers of a pair don't fit",
-                field="cluster.secret_file",
-                mine="one secret",
-                theirs="another",
-            )
+        if not hmac.compare_digest(self._mac(self._other), proof.proof):
+            raise misfit(_SECRET, prefill="one secret", decode="another")
 
     def _mac(self, role: Side) -> bytes:
         """HMAC-SHA256(secret, role ‖ both nonces ‖ ids ‖ epochs), P's before D's; protocol.md, "Values"."""

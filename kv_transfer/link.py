@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from kv_transfer.facts import breaks_determinism
+from kv_transfer.facts import breaks_determinism, version_text
 from kv_transfer.frames import Bye, Data, Frame, Hello, Ping, Pong, Proof, Stale
 from kv_transfer.framing import encode
 from kv_transfer.handshake import Handshake, Side
@@ -103,7 +103,7 @@ class Link:
 
     @property
     def peer_name(self) -> str:
-        """For logs and counters, also before HELLO."""
+        """For logs, also before HELLO; at D a claim until the proof."""
         if self._dialled is None and self._handshake.theirs is None:
             return "unknown"
         return self.peer.id
@@ -236,7 +236,7 @@ class Link:
             generation=self.generation,
             transport=self.transport,
             address=self._channel.peer,
-            wire=".".join(str(number) for number in self._handshake.wire),
+            wire=version_text(self._handshake.wire),
         )
         mine = self._handshake.facts
         if breaks_determinism(mine, theirs.facts):
@@ -255,7 +255,8 @@ class Link:
                 self.side.turn()
         except PdserveError as error:
             if isinstance(error, InvalidRequest):
-                count(self._metrics.malformed, self.peer_name)
+                is_proven = self._dialled is not None or self.side is not None
+                count(self._metrics.malformed, self.peer_name if is_proven else "unknown")
             self.end(error)
             return False
         if self.phase is Phase.DOWN:

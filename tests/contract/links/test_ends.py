@@ -78,8 +78,8 @@ def test_the_death_of_the_link_at_every_frame(make_world: MakeWorld, who: str) -
     for index in range(_MAX_POINTS):
         plans: list[Fault] = [Scripted({index: Action.DIE})]
 
-        def die_once(name: str, _dialled: bool, plans: list[Fault] = plans) -> Fault | None:
-            return plans.pop() if name == who and plans else None
+        def die_once(name: str, dialled: bool, plans: list[Fault] = plans) -> Fault | None:
+            return plans.pop() if plans and name == who and dialled == (who == "p") else None
 
         world = make_world(faults=die_once)
         prefill, decode = world.node("p"), world.node("d")

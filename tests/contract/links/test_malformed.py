@@ -1,0 +1,188 @@
+"""What no sound peer sends ends the link cleanly, and names the field."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgpack
+import pytest
+from structlog.testing import capture_logs
+
+from kv_transfer.frames import Ack, Data, Frame, Ping, Pull, PulledPiece, Ready
+from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, encode, parse_body, parse_header
+from kv_transfer.kind import Kind
+from kv_transfer.link_frames import Bye
+from tests.contract.links.world import World
+
+HEADER = struct.Struct("<2sBBIIII")
+
+
+def _raw_frame(
+    *, magic: bytes = b"KV", flags: int = 0, kind: int = 4, body: int = 0, payload: int = 0
+) -> bytes:
+    return HEADER.pack(magic, flags, kind, 1, body, payload, 0)
+
+
+MALFORMED = [
+    ("magic", _raw_frame(magic=b"GE")),
+    ("flags", _raw_frame(flags=1)),
+    ("kind", _raw_frame(kind=0)),
+    ("kind", _raw_frame(kind=16)),
+    ("body_bytes", _raw_frame(body=MAX_BODY_BYTES + 1)),
+    ("payload_bytes", _raw_frame(payload=1)),
+    ("payload_bytes", _raw_frame(kind=Kind.DATA, payload=(4 << 20) + 1)),
+    ("payload_bytes", _raw_frame(kind=Kind.DATA, payload=0)),
+    ("sum", _raw_frame() + b"\x80"),
+    ("kind", encode(Ack(1), 1)),
+    ("kind", encode(Data(1, 1, 1), 1, payload_bytes=3) + b"abc"),
+]
+
+
+@pytest.mark.parametrize("transport", ["stream-unix", "stream-tcp"])
+@pytest.mark.parametrize(("field", "sent"), MALFORMED)
+def test_a_stranger_is_told_which_field_was_wrong(transport: str, field: str, sent: bytes) -> None:
+    world = World(transport)
+    decode = world.node("d")
+    address = decode.owner.addresses[0]
+    with _connect(address) as stranger:
+        stranger.sendall(sent)
+        with capture_logs() as logs:
+            world.run(lambda: bool(decode.owner.metrics.malformed))
+        assert decode.owner.metrics.malformed == {"unknown": 1}
+        frames = _frames(stranger, is_unix=address.startswith("unix://"))
+        assert isinstance(frames[-1], Bye)
+        assert frames[-1].failure.fields["field"] == field
+        assert f"field={field}" in next(line for line in logs if line["event"] == "link.down")["reason"]
+    assert not decode.owner._links
+    world.close()
+
+
+@pytest.mark.parametrize("transport", ["stream-unix", "stream-tcp"])
+def test_a_stranger_who_says_nothing_is_sent_away_after_link_s(transport: str) -> None:
+    world = World(transport)
+    decode = world.node("d")
+    with _connect(decode.owner.addresses[0]) as stranger:
+        stranger.sendall(encode(Ping(), 0))
+        world.run(lambda: bool(decode.owner._links))
+        began_s = world.clock.now_s()
+        world.run(lambda: not decode.owner._links, for_s=6.0)
+        assert world.clock.now_s() - began_s <= 4.5
+    world.close()
+
+
+def test_strangers_are_bounded() -> None:
+    world = World("stream-tcp")
+    decode = world.node("d")
+    strangers = []
+    for _ in range(4):
+        strangers += [_connect(decode.owner.addresses[0]) for _ in range(20)]
+        world.settle()
+    assert len(decode.owner._links) == 64
+    for stranger in strangers:
+        stranger.close()
+    world.close()
+
+
+FORGED_BY_PREFILL: list[tuple[str, Frame]] = [
+    ("kind", Ack(1)),
+    ("kind", Pull(1, (PulledPiece(1, 0, 0, 1),))),
+]
+
+
+@pytest.mark.parametrize("transport", ["stream-unix", "memory"])
+@pytest.mark.parametrize(("field", "frame"), FORGED_BY_PREFILL)
+def test_a_peer_that_sends_the_others_frames_loses_its_link(transport: str, field: str, frame: Frame) -> None:
+    world = World(transport)
+    prefill, decode = world.node("p"), world.node("d")
+    world.pair(prefill, decode)
+    prefill.owner._links[0].send(frame)
+    world.run(lambda: bool(decode.owner.metrics.malformed))
+    assert decode.owner.metrics.malformed == {"p": 1}
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("block", "offset", "num_bytes"),
+    [(0, 0, 16), (3, 0, 16), (1, 12_288, 16), (1, 12_280, 16), (1, 0, 12_289)],
+)
+def test_a_pull_outside_of_the_offer_ends_that_lease(block: int, offset: int, num_bytes: int) -> None:
+    """Blocks 1 and 2 are offered, of 12,288 bytes each."""
+    world = World("memory")
+    prefill, decode = world.node("p"), world.node("d")
+    decode.binds = False
+    world.pair(prefill, decode)
+    world.open(prefill, decode, 1, num_blocks=4, num_skip=1)
+    world.offer(prefill, 1, upto=3, num_new=2)
+    world.settle()
+    decode.owner._links[0].send(Pull(1, (PulledPiece(1, block, offset, num_bytes),)))
+    world.wait_ends(1, prefill, decode)
+    assert prefill.owner.metrics.sent_bytes == 0
+    world.close()
+
+
+@pytest.mark.parametrize("transport", ["stream-unix", "memory"])
+def test_frames_of_another_generation_are_stale(transport: str) -> None:
+    world = World(transport)
+    prefill, decode = world.node("p"), world.node("d")
+    world.pair(prefill, decode)
+    world.open(prefill, decode, 1, num_blocks=2)
+    world.settle()
+    [link] = prefill.owner._links
+    link._channel.send(encode(Ready(1, 2), link.generation + 1))
+    link._channel.send_piece(encode(Data(1, 1, 1), link.generation + 1, 5), memoryview(b"12345"))
+    world.run(lambda: decode.owner.metrics.stale == {"p": 2})
+    assert not decode.ends(1) and not decode.bound
+    world.close()
+
+
+def test_a_field_that_a_later_version_adds_is_ignored() -> None:
+    """What version N − 1 must do for N to be able to add one."""
+    wire = encode(Ready(1, 2), 1)
+    header = parse_header(wire[:HEADER_BYTES])
+    body = msgpack.packb({"lease": 1, "upto": 2, "block_ids": [], "added_later": {"x": [1, None]}})
+    assert isinstance(parse_body(header, wire[HEADER_BYTES:]), Ready)
+    later = encode(_WithMore(), 1)  # type: ignore[arg-type]
+    assert parse_body(parse_header(later[:HEADER_BYTES]), later[HEADER_BYTES:]) == Ready(1, 2)
+    assert later[HEADER_BYTES:] == body
+
+
+class _WithMore:
+    """READY as a later version might write it."""
+
+    kind = Kind.READY
+
+    def body(self) -> dict[str, object]:
+        return {"lease": 1, "upto": 2, "block_ids": [], "added_later": {"x": [1, None]}}
+
+
+def _connect(address: str) -> socket.socket:
+    if address.startswith("unix://"):
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.connect(address.removeprefix("unix://"))
+    else:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        stranger = socket.create_connection((host, int(port)))
+    stranger.settimeout(20.0)
+    return stranger
+
+
+def _frames(stranger: socket.socket, *, is_unix: bool) -> list[Frame]:
+    """All that was said, up to the end of the connection."""
+    received = b""
+    while True:
+        try:
+            read = stranger.recv(65_536)
+        except ConnectionResetError:
+            break
+        if not read:
+            break
+        received += read
+    received = received[20:] if is_unix else received
+    frames: list[Frame] = []
+    while received:
+        header = parse_header(received[:HEADER_BYTES])
+        end = HEADER_BYTES + header.body_bytes
+        frames.append(parse_body(header, received[HEADER_BYTES:end]))
+        received = received[end:]
+    return frames
