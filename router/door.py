@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
-from pdserve.errors import InvalidRequest
+from pdserve.errors import InvalidRequest, RequestCancelled
 from pdserve.request import Chat, GenerateRequest, chat_from_proto, event_to_proto
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
@@ -22,10 +21,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         asked = GenerateRequest.from_proto(request, max_n=self._app.max_n, vocab_size=self._app.vocab_size)
         generation = self._app.generate(asked, deadline_left_s=context.time_remaining())
-        generation.on_stalled = _cancel_this_task()
+        stall = _Stall()
+        generation.on_stalled = stall.end_write
         try:
             async for event in generation:
                 await context.write(event_to_proto(event))
+        except asyncio.CancelledError:
+            stall.raise_if_over()
+            raise
         finally:  # also when gRPC cancels this call because the client is gone
             generation.close()
 
@@ -54,12 +57,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return self._app.status().to_proto()
 
 
-def _cancel_this_task() -> Callable[[], None]:
-    """For a client that doesn't read: the call hangs in a write, which only its cancellation ends."""
-    task = asyncio.current_task()
-    assert task is not None
+class _Stall:
+    """Ends the write in which a call hangs whose client doesn't read; made in the call's own task."""
 
-    def cancel() -> None:
-        task.cancel()
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._over = False
 
-    return cancel
+    def end_write(self) -> None:
+        """The client is given up."""
+        self._over = True
+        self._task.cancel()
+
+    def raise_if_over(self) -> None:
+        """In place of a CancelledError that came from here, so that the client gets a status."""
+        if self._over:
+            self._task.uncancel()
+            raise RequestCancelled("the client doesn't read its stream")
