@@ -1,7 +1,8 @@
 """Attention of one step over the paged pool: single-token rows together, longer chunks one by one.
 
 The query heads that share a KV head are folded into rows of one small matrix, so K and V are read once a group.
-Results depend in their last bits on who shares the step; `tiled_attention` is the one that doesn't.
+Scores and sums are float32. Results depend in their last bits on who shares the step; `tiled_attention` is the form
+that doesn't.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class StepAttention(Protocol):
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """Store this layer's K and V of the step's tokens, then attend.
 
-        qkv      [tokens, (heads + 2 · kv_heads) · head_dim], queries and keys rotated; rows behind the last span's
-                 are padding
-        returns  [tokens, heads · head_dim], zero in padding rows
+        qkv      [tokens, (heads + 2 · kv_heads) · head_dim] float32, queries and keys rotated; rows behind the last
+                 span's are padding
+        returns  [tokens, heads · head_dim] float32, zero in padding rows
         """
         ...
 
@@ -93,22 +94,22 @@ class KvWriter:
 class BatchedAttention:
     """The fast form: as few kernels as the step's rows allow.
 
-    spans  single-token rows first, ordered by `end`; then chunks
+    spans    single-token rows first, ordered by `end`; then chunks
+    compute  dtype in which chunks multiply: bfloat16 where the CPU does that faster
     """
 
     def __init__(self, pool: KvPool, spans: Sequence[Span], heads: Heads, compute: torch.dtype) -> None:
         self._writer = KvWriter(pool, spans, heads)
         self._heads = heads
-        self._compute = compute
         num_single = sum(1 for span in spans if span.length == 1)
         self._parts: list[_DecodeGroup | _Chunk] = [
-            _DecodeGroup(pool, group, heads, compute) for group in _groups(spans[:num_single])
+            _DecodeGroup(pool, group, heads) for group in _groups(spans[:num_single])
         ]
         self._parts += [_Chunk(pool, span, heads, compute) for span in spans[num_single:]]
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         self._writer.write(layer, qkv)
-        outputs = torch.zeros(qkv.shape[0], self._heads.query_width, dtype=self._compute)
+        outputs = torch.zeros(qkv.shape[0], self._heads.query_width)
         for part in self._parts:
             part.attend(layer, qkv, outputs)
         return outputs
@@ -134,7 +135,7 @@ def _groups(spans: Sequence[Span]) -> list[list[Span]]:
 class _DecodeGroup:
     """Single-token rows of about equal length: three matrix kernels for all."""
 
-    def __init__(self, pool: KvPool, spans: list[Span], heads: Heads, compute: torch.dtype) -> None:
+    def __init__(self, pool: KvPool, spans: list[Span], heads: Heads) -> None:
         size = pool.layout.block_size
         width = -(-spans[-1].end // size)
         # Padding repeats a block of the same sequence: a foreign one might hold anything, a NaN too.
@@ -142,19 +143,18 @@ class _DecodeGroup:
         padded = [table + table[:1] * (width - len(table)) for table in tables]
         ends = torch.tensor([span.end for span in spans])
         hidden = torch.arange(width * size) >= ends[:, None]
-        mask = torch.zeros(hidden.shape, dtype=compute).masked_fill_(hidden, float("-inf"))
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
         self._mask = mask[:, None, None].expand(-1, heads.num_kv_heads, 1, -1).reshape(-1, 1, width * size)
         self._runs = pool.run_index(torch.tensor(padded)).unbind(0)
         self._pool = pool
         self._heads = heads
-        self._compute = compute
         self._count = len(spans)
         self._rows = slice(spans[0].first, spans[0].first + len(spans))
 
     def attend(self, layer: int, qkv: Tensor, outputs: Tensor) -> None:
         heads = self._heads
         keys, values = self._pool.gather(self._runs[layer], self._count)
-        keys, values = keys.to(self._compute), values.to(self._compute)
+        keys, values = keys.to(torch.float32), values.to(torch.float32)
         queries = heads.queries(qkv[self._rows]).reshape(-1, heads.group_size, heads.head_dim)
         scores = torch.baddbmm(self._mask, queries, keys.transpose(1, 2), alpha=heads.scale)
         target = outputs[self._rows].view(-1, heads.group_size, heads.head_dim)
@@ -187,7 +187,7 @@ class _Chunk:
         # A stride of 0 shares each KV head among its group of query heads without a copy.
         keys = keys.to(self._compute)[:, None].expand(-1, heads.group_size, -1, -1)
         values = values.to(self._compute)[:, None].expand(-1, heads.group_size, -1, -1)
-        queries = heads.queries(qkv[self._rows]).permute(1, 2, 0, 3)
+        queries = heads.queries(qkv[self._rows]).to(self._compute).permute(1, 2, 0, 3)
         target = heads.grouped(outputs[self._rows]).permute(1, 2, 0, 3)
         for rows, num_keys, mask in self._tiles:
             attended = functional.scaled_dot_product_attention(

@@ -40,7 +40,7 @@ class KvPool:
     @property
     def memory(self) -> memoryview:
         """All bytes, writable."""
-        return memoryview(self._bytes.numpy())
+        return self._bytes.numpy().data
 
     def begin_blocks(self, block_ids: list[int]) -> None:
         """Zero blocks that a sequence starts to fill but won't fill in this step.

@@ -110,13 +110,11 @@ class Rotary:
 def rotate_(heads: Tensor, turns: Tensor) -> None:
     """Turn queries and keys in place.
 
-    heads  [tokens, heads, D], pairs side by side; float32 at full speed, bfloat16 by way of float32
+    heads  [tokens, heads · D] float32, pairs side by side; may be a part of wider rows of even length
+    turns  what `Rotary.turns` gave
     """
-    pairs = heads.unflatten(-1, (-1, 2))
-    if heads.dtype is torch.float32:
-        torch.view_as_complex(pairs).mul_(turns)
-    else:
-        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.to(torch.float32)).mul_(turns)))
+    pairs = heads.view(heads.shape[0], -1, turns.shape[-1], 2)
+    torch.view_as_complex(pairs).mul_(turns)
 
 
 def interleave_pairs(weight: Tensor, num_heads: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,9 +11,12 @@ from torch import Tensor
 
 from pdserve.engine.model_config import BadModel
 
-# Row counts by which probes judge a kernel: all below 64, then some around the sizes of real chunks.
-_PROBE_ROWS = (*range(1, 65), 96, 120, 126, 192, 200, 256, 384, 500, 512, 513)
 _PADDINGS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+# A padding is tried with its first multiples, and with those that follow these row counts (kernels change there).
+_PROBE_MULTIPLES = 12
+_PROBE_ROWS = (31, 32, 33, 63, 64, 65, 96, 127, 128, 200, 256, 500, 512)
+_REFERENCE_ROWS = (576, 96)  # multiples of every padding; the small one where the large one would take long
+_PROBE_FLOP = 4e9
 
 
 class LinearKind(Enum):
@@ -69,35 +72,36 @@ def has_native_bfloat16() -> bool:
 
 
 def safe_row_padding(
-    linears: dict[str, Callable[[Tensor], Tensor]], widths: dict[str, int], dtype: torch.dtype
+    linears: Mapping[str, tuple[Callable[[Tensor], Tensor], int]], dtype: torch.dtype
 ) -> int:
     """The smallest P such that with rows padded to a multiple of P each row's bits don't depend on the others' number.
 
-    linears  by name: one matrix of each shape that the model has
-    widths   columns of their inputs
+    linears  by name: one matrix of each shape that the model has, and the width of its input
     Raises BadModel if none of the tried paddings holds: then this machine can't be deterministic.
     """
-    good = list(_PADDINGS)
     generator = torch.Generator().manual_seed(20)
-    for name, linear in linears.items():
-        x = torch.randn(max(_PROBE_ROWS) + max(_PADDINGS), widths[name], generator=generator).to(dtype)
-        reference = linear(x)
-        equal: dict[int, bool] = {}
-        for padding in list(good):
-            for rows in _PROBE_ROWS:
-                padded = -(-rows // padding) * padding
-                if padded not in equal:
-                    # Another place in the batch and other neighbours, besides another number.
-                    first = (x.shape[0] - padded) // 2
-                    equal[padded] = torch.equal(
-                        linear(x[first : first + padded]), reference[first : first + padded]
-                    )
-                if not equal[padded]:
-                    good.remove(padding)
-                    break
+    good = list(_PADDINGS)
+    for linear, width in linears.values():
+        x = torch.randn(_REFERENCE_ROWS[0], width, generator=generator).to(dtype)
+        rows = _REFERENCE_ROWS[0]
+        if 2.0 * rows * width * linear(x[:1]).shape[-1] > _PROBE_FLOP:
+            rows = _REFERENCE_ROWS[1]
+        good = [padding for padding in good if _holds(linear, x[:rows], padding)]
     if not good:
         raise BadModel("this machine's matrix kernels can't be made deterministic", tried=str(_PADDINGS))
     return good[0]
+
+
+def _holds(linear: Callable[[Tensor], Tensor], x: Tensor, padding: int) -> bool:
+    """Whether row counts that are multiples of `padding` give the bits that all rows of x together give."""
+    reference = linear(x)
+    counts = [padding * factor for factor in range(1, _PROBE_MULTIPLES + 1)]
+    counts += [-(-rows // padding) * padding for rows in _PROBE_ROWS]
+    for count in sorted(set(counts)):
+        first = (len(x) - count) // 2  # another place in the batch, besides another number
+        if first > 0 and not torch.equal(linear(x[first : first + count]), reference[first : first + count]):
+            return False
+    return True
 
 
 def describe(precision: Precision, num_threads: int, deterministic: bool, row_padding: int) -> str:

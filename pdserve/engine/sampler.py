@@ -88,7 +88,7 @@ def keep_top_k(logits: Tensor, top_k: int) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest best tokens whose probabilities reach top_p; of equals the lower id goes first; one always stays."""
+    """Keep the fewest best tokens whose probabilities reach top_p; of equals the lower id goes first; one stays."""
     ordered, ids = torch.sort(logits, descending=True, stable=True)
     before = torch.softmax(ordered, dim=-1).cumsum(dim=-1)
     keep = torch.ones_like(before, dtype=torch.bool)

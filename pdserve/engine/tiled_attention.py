@@ -4,8 +4,8 @@
     a chunk          12┆─┤────────┼────┤40         a tile is computed whole: rows that are not in this
     its tiles   [······▓▓▓▓][▓▓▓▓▓▓▓▓][▓▓▓▓░░░░]   step are zero queries, keys behind the end are zero
 
-So every position meets kernels of one shape: kv_heads × (group · 16) queries × (tile + 1) · 16 keys. The pool's own zeros
-are the padding of the keys (`KvPool.begin_blocks`). Costs some times more than `attention` in decode.
+So every position meets kernels of one shape: kv_heads × (group · 16) queries × (tile + 1) · 16 keys. The pool's own
+zeros are the padding of the keys (`KvPool.begin_blocks`). Costs some times more than `attention` in decode.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from pdserve.engine.kv_pool import KvPool
 class TiledAttention:
     """Attention of one step in tiles of `block_size` positions; rows may come in any order."""
 
-    def __init__(self, pool: KvPool, spans: Sequence[Span], heads: Heads, compute: torch.dtype) -> None:
+    def __init__(self, pool: KvPool, spans: Sequence[Span], heads: Heads) -> None:
         size = pool.layout.block_size
         self._pool = pool
         self._spans = spans
         self._heads = heads
-        self._compute = compute
         self._writer = KvWriter(pool, spans, heads)
         self._runs = [
             pool.run_index(torch.tensor([span.block_table[: -(-span.end // size)]])).unbind(0)
             for span in spans
         ]
         later = torch.ones(size, size, dtype=torch.bool).triu(1)
-        self._mask = torch.zeros(size, size, dtype=compute).masked_fill_(later, float("-inf"))
+        self._mask = torch.zeros(size, size).masked_fill_(later, float("-inf"))
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         self._writer.write(layer, qkv)
-        outputs = torch.zeros(qkv.shape[0], self._heads.query_width, dtype=self._compute)
+        outputs = torch.zeros(qkv.shape[0], self._heads.query_width)
         for span, runs in zip(self._spans, self._runs, strict=True):
             rows = slice(span.first, span.first + span.length)
             keys, values = self._pool.gather(runs[layer], 1)
             queries = self._heads.queries(qkv[rows]).permute(1, 2, 0, 3)
             target = self._heads.grouped(outputs[rows]).permute(1, 2, 0, 3)
-            self._attend_span(span, queries, keys.to(self._compute), values.to(self._compute), target)
+            self._attend_span(span, queries, keys.to(torch.float32), values.to(torch.float32), target)
         return outputs
 
     def _attend_span(self, span: Span, queries: Tensor, keys: Tensor, values: Tensor, target: Tensor) -> None:
@@ -55,7 +54,7 @@ class TiledAttention:
             last = min((tile + 1) * size, span.end)
             here = slice(first - span.start, last - span.start)
             inside = slice(first - tile * size, last - tile * size)
-            padded = torch.zeros(*queries.shape[:2], size, queries.shape[3], dtype=self._compute)
+            padded = torch.zeros(*queries.shape[:2], size, queries.shape[3])
             padded[:, :, inside] = queries[:, :, here]
             num_keys = (tile + 1) * size
             attended = self._attend_tile(padded, keys[:, :num_keys], values[:, :num_keys])

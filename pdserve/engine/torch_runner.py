@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pdserve.engine.attention import BatchedAttention, Heads, Span, StepAttention
 from pdserve.engine.kv_pool import KvPool
@@ -15,7 +16,7 @@ from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_config import BadModel, load_config, read_json
 from pdserve.engine.models import MODELS
 from pdserve.engine.models.decoder import StepInputs
-from pdserve.engine.numerics import choose_precision, describe, safe_row_padding
+from pdserve.engine.numerics import Precision, choose_precision, describe, safe_row_padding
 from pdserve.engine.port import ModelCard, Row, RowOutput
 from pdserve.engine.sampler import sample
 from pdserve.engine.tiled_attention import TiledAttention
@@ -36,35 +37,42 @@ class TorchRunner:
         num_blocks: int | None,
         kv_memory_bytes: int,
         block_size: int,
+        precision: Precision | None = None,
     ) -> None:
         """Load a model folder.
 
         dtype        "auto", "bfloat16" or "float32"
         num_threads  of torch, in this process; 0 = all cores
         num_blocks   of the pool; None = as many as kv_memory_bytes hold
+        precision    instead of the one that dtype means on this CPU: to measure or test what another CPU would choose
         Raises BadModel: the folder can't be served, or the pool would hold no block.
         """
         self._num_threads = num_threads or os.cpu_count() or 1
-        self._thread_of_torch: int | None = None
-        self._use_threads()
+        torch.set_num_threads(self._num_threads)
         config = load_config(model_dir, MODELS)
-        precision = choose_precision(dtype)
+        precision = precision or choose_precision(dtype)
         weights = Weights(model_dir, config)
         with torch.inference_mode():
             self._model = MODELS[config.architecture](config, weights, precision)
-            self._row_padding = self._safe_padding(precision.compute) if deterministic else 1
+            self._row_padding = (
+                safe_row_padding(self._model.linears(), precision.compute) if deterministic else 1
+            )
         self._precision = precision
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        self._layout = _layout(
-            config.num_kv_heads, config.num_layers, config.head_dim, precision.kv, block_size
+        layout = KvLayout(
+            num_blocks=0,
+            kv_heads=config.num_kv_heads,
+            layers=config.num_layers,
+            block_size=block_size,
+            head_dim=config.head_dim,
+            dtype=str(precision.kv).removeprefix("torch."),
+            item_bytes=precision.kv.itemsize,
         )
         if num_blocks is None:
-            num_blocks = kv_memory_bytes // self._layout.block_bytes
+            num_blocks = kv_memory_bytes // layout.block_bytes
         if num_blocks < 1:
-            raise BadModel("the KV memory holds no block", want=self._layout.block_bytes, got=kv_memory_bytes)
-        self._layout = _layout(
-            config.num_kv_heads, config.num_layers, config.head_dim, precision.kv, block_size, num_blocks
-        )
+            raise BadModel("the KV memory holds no block", want=layout.block_bytes, got=kv_memory_bytes)
+        self._layout = replace(layout, num_blocks=num_blocks)
         self._pool = KvPool(self._layout, precision.kv)
         fingerprint = weights.fingerprint(read_json(model_dir / "config.json"))
         self._card = ModelCard(
@@ -92,48 +100,49 @@ class TorchRunner:
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
         """See `Runner.run`. A row with an id or block out of range fails alone, before anything is computed."""
-        self._use_threads()
-        errors = [self._check(row) for row in rows]
-        outputs = [RowOutput(error=error) for error in errors]
-        runnable = [index for index, error in enumerate(errors) if error is None]
-        if runnable:
-            with torch.inference_mode():
-                for index, output in zip(
-                    runnable, self._run([rows[index] for index in runnable]), strict=True
-                ):
-                    outputs[index] = output
+        outputs = [RowOutput(error=self._check(row)) for row in rows]
+        sound = [index for index, output in enumerate(outputs) if output.error is None]
+        if not sound:
+            return outputs
+        logits = self.logits([rows[index] for index in sound])
+        asked = [(index, spec) for index in sound if (spec := rows[index].sample) is not None]
+        with torch.inference_mode():
+            sampled = sample(logits, [spec for _, spec in asked])
+        for (index, _), output in zip(asked, sampled, strict=True):
+            outputs[index] = output
         return outputs
 
-    def _run(self, rows: list[Row]) -> list[RowOutput]:
-        # Single tokens first, by length: attention groups neighbours (a stable sort: equal steps, equal batches).
+    def logits(self, rows: Sequence[Row]) -> Tensor:
+        """One forward pass over sound rows; what `run` samples from.
+
+        returns  [rows that sample, vocabulary] float32, in the order of `rows`
+        """
+        torch.set_num_threads(self._num_threads)  # OpenMP keeps it per thread; another one may have built us
+        # Single tokens first, by length: attention groups neighbours. The sort is stable: equal steps, equal batches.
         order = sorted(range(len(rows)), key=lambda index: _order(rows[index]))
-        spans: list[Span] = []
+        spans: dict[int, Span] = {}
         token_ids: list[int] = []
         for index in order:
             row = rows[index]
-            spans.append(Span(len(token_ids), len(row.token_ids), row.start, row.block_table))
+            spans[index] = Span(len(token_ids), len(row.token_ids), row.start, row.block_table)
             token_ids.extend(row.token_ids)
-        self._begin_blocks(spans)
-        positions = [position for span in spans for position in range(span.start, span.end)]
-        sampled = [place for place, index in enumerate(order) if rows[index].sample is not None]
-        logit_rows = [spans[place].first + spans[place].length - 1 for place in sampled]
-        outputs = [RowOutput()] * len(rows)
-        logits = self._model.forward(
-            StepInputs(
+        in_order = list(spans.values())
+        self._begin_blocks(in_order)
+        positions = [position for span in in_order for position in range(span.start, span.end)]
+        last = [spans[index].first + spans[index].length - 1 for index, row in enumerate(rows) if row.sample]
+        with torch.inference_mode():
+            step = StepInputs(
                 torch.tensor(self._padded(token_ids)),
                 torch.tensor(self._padded(positions)),
-                torch.tensor(self._padded(logit_rows), dtype=torch.int64),
-                self._attention(spans),
+                torch.tensor(self._padded(last), dtype=torch.int64),
+                self._attention(in_order),
             )
-        )
-        specs = [spec for place in sampled if (spec := rows[order[place]].sample) is not None]
-        for place, output in zip(sampled, sample(logits[: len(specs)], specs), strict=True):
-            outputs[order[place]] = output
-        return outputs
+            return self._model.forward(step)[: len(last)]
 
     def _attention(self, spans: list[Span]) -> StepAttention:
-        form = TiledAttention if self._card.deterministic else BatchedAttention
-        return form(self._pool, spans, self._heads, self._precision.compute)
+        if self._card.deterministic:
+            return TiledAttention(self._pool, spans, self._heads)
+        return BatchedAttention(self._pool, spans, self._heads, self._precision.compute)
 
     def _padded(self, values: list[int]) -> list[int]:
         """Repeat zeros up to a row number that keeps every row's bits (deterministic mode; else nothing)."""
@@ -163,35 +172,6 @@ class TorchRunner:
             return RowFailed("a block id outside the pool", num_blocks=self._layout.num_blocks)
         return None
 
-    def _safe_padding(self, dtype: torch.dtype) -> int:
-        linears = self._model.linears()
-        return safe_row_padding(
-            {name: linear for name, (linear, _) in linears.items()},
-            {name: width for name, (_, width) in linears.items()},
-            dtype,
-        )
-
-    def _use_threads(self) -> None:
-        # OpenMP keeps the number per thread: set it once in each thread that computes.
-        thread = threading.get_ident()
-        if self._thread_of_torch != thread:
-            torch.set_num_threads(self._num_threads)
-            self._thread_of_torch = thread
-
 
 def _order(row: Row) -> tuple[bool, int]:
     return len(row.token_ids) > 1, row.start
-
-
-def _layout(
-    kv_heads: int, layers: int, head_dim: int, dtype: torch.dtype, block_size: int, num_blocks: int = 0
-) -> KvLayout:
-    return KvLayout(
-        num_blocks=num_blocks,
-        kv_heads=kv_heads,
-        layers=layers,
-        block_size=block_size,
-        head_dim=head_dim,
-        dtype=str(dtype).removeprefix("torch."),
-        item_bytes=dtype.itemsize,
-    )

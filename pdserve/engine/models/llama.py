@@ -29,12 +29,15 @@ class LlamaModel:
         self._head = make_linear(precision, head)
         self._rotary = Rotary(config.rope, config.head_dim)
         self._width = config.hidden_size
+        self._vocab_size = config.vocab_size
 
     def forward(self, step: StepInputs) -> Tensor:
         x = self._embeddings.index_select(0, step.token_ids).to(self._compute)
         turns = self._rotary.turns(step.positions)
         for layer in self._layers:
             layer.apply_(x, turns, step.attention)
+        if not len(step.logit_rows):
+            return torch.empty(0, self._vocab_size)
         return self._head(self._norm(x.index_select(0, step.logit_rows))).to(torch.float32)
 
     def linears(self) -> dict[str, tuple[Linear, int]]:
@@ -46,8 +49,7 @@ class _Layer:
 
     def __init__(self, config: ModelConfig, weights: Weights, precision: Precision, index: int) -> None:
         self._index = index
-        self._num_rotated = config.num_heads + config.num_kv_heads
-        self._head_dim = config.head_dim
+        self._rotated_width = (config.num_heads + config.num_kv_heads) * config.head_dim
         self._widths = (config.hidden_size, config.num_heads * config.head_dim, config.ffn_size)
         hidden, queries, ffn = self._widths
         keys = config.num_kv_heads * config.head_dim
@@ -80,9 +82,9 @@ class _Layer:
 
     def apply_(self, x: Tensor, turns: Tensor, attention: StepAttention) -> None:
         """Add this layer's attention and feed-forward to the residual stream x, [tokens, hidden]."""
-        qkv = self._qkv(self._norm_attention(x))
-        rotate_(qkv[:, : self._num_rotated * self._head_dim].unflatten(-1, (self._num_rotated, -1)), turns)
-        x.add_(self._out(attention.attend(self._index, qkv)))
+        qkv = self._qkv(self._norm_attention(x)).to(torch.float32)
+        rotate_(qkv[:, : self._rotated_width], turns)
+        x.add_(self._out(attention.attend(self._index, qkv).to(x.dtype)))
         x.add_(self._down(swiglu(self._gate_up(self._norm_ffn(x)))))
 
     def linears(self) -> dict[str, tuple[Linear, int]]:

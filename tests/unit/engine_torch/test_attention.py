@@ -1,0 +1,82 @@
+"""Both forms of attention against a plain one in float64, on mixed steps over a pool full of NaN."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from pdserve.engine.attention import BatchedAttention, Heads, Span, StepAttention
+from pdserve.engine.kv_pool import KvPool
+from pdserve.engine.tiled_attention import TiledAttention
+from tests.unit.engine_torch.test_kv_pool import D, H, L, S, make_pool
+
+GROUP = 2
+HEADS = Heads(H * GROUP, H, D)
+LAYER = 1
+# (positions before the step, tokens in the step), single tokens first and by length, as the runner orders them.
+STEPS: dict[str, list[tuple[int, int]]] = {
+    "one token": [(0, 1)],
+    "decode": [(3, 1), (7, 1), (8, 1), (40, 1), (200, 1)],
+    "chunk": [(0, 20)],
+    "later chunks": [(17, 9), (8, 8), (5, 300)],
+    "mixed": [(0, 1), (30, 1), (31, 1), (0, 5), (16, 16), (9, 40)],
+}
+
+
+def plain(history: Tensor, start: int, length: int) -> Tensor:
+    """Attention of the last `length` positions in float64.
+
+    history  [positions, (2 · group + …)] float32 qkv rows of the whole sequence
+    """
+    rows = history.to(torch.float64)
+    queries = rows[start : start + length, : HEADS.query_width].view(length, H, GROUP, D)
+    keys, values = rows[: start + length, HEADS.query_width :].view(start + length, 2, H, D).unbind(1)
+    scores = torch.einsum("qhgd,khd->hgqk", queries, keys) / D**0.5
+    visible = torch.arange(start + length) <= torch.arange(start, start + length)[:, None]
+    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    return torch.einsum("hgqk,khd->qhgd", weights, values).reshape(length, -1)
+
+
+def build(form: str, pool: KvPool, spans: Sequence[Span]) -> StepAttention:
+    if form == "tiled":
+        return TiledAttention(pool, spans, HEADS)
+    return BatchedAttention(pool, spans, HEADS, torch.float32)
+
+
+@pytest.mark.parametrize("form", ["batched", "tiled"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_equals_plain_attention(form: str, step: str, padding: int) -> None:
+    pool = make_pool(torch.float32, num_blocks=128)
+    torch.frombuffer(pool.memory, dtype=torch.float32).fill_(float("nan"))
+    generator = torch.Generator().manual_seed(1)
+    blocks = list(range(128))
+    random.Random(2).shuffle(blocks)
+    spans: list[Span] = []
+    histories: list[Tensor] = []
+    first = 0
+    for start, length in STEPS[step]:
+        table = [blocks.pop() for _ in range(-(-(start + length) // S))]
+        history = torch.randn(start + length, HEADS.query_width + 2 * H * D, generator=generator)
+        if start:
+            # What earlier steps left in the pool; the runner has zeroed the blocks that it began.
+            pool.begin_blocks(table)
+            build(form, pool, [Span(0, start, 0, table)]).attend(LAYER, history[:start])
+        elif length % S:
+            pool.begin_blocks(table[-1:])
+        spans.append(Span(first, length, start, table))
+        histories.append(history)
+        first += length
+    qkv = torch.cat([history[span.start :] for span, history in zip(spans, histories, strict=True)])
+    qkv = torch.cat((qkv, torch.full((padding, qkv.shape[1]), 5.0)))
+    got = build(form, pool, spans).attend(LAYER, qkv)
+    want = torch.cat(
+        [plain(history, span.start, span.length) for span, history in zip(spans, histories, strict=True)]
+    )
+    torch.testing.assert_close(got[: len(want)], want.to(torch.float32), atol=2e-6, rtol=1e-5)
+    assert (got[len(want) :] == 0).all()
+    assert L > LAYER

@@ -1,0 +1,82 @@
+"""The pool's index arithmetic against plain indexing of the six dimensions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pdserve.engine.kv_pool import KvPool
+from pdserve.engine.layout import KvLayout
+from pdserve.engine.model_config import BadModel
+
+H, L, S, D = 3, 4, 8, 12
+
+
+def make_pool(dtype: torch.dtype, num_blocks: int = 10, head_dim: int = D) -> KvPool:
+    layout = KvLayout(
+        num_blocks=num_blocks,
+        kv_heads=H,
+        layers=L,
+        block_size=S,
+        head_dim=head_dim,
+        dtype=str(dtype).removeprefix("torch."),
+        item_bytes=dtype.itemsize,
+    )
+    return KvPool(layout, dtype)
+
+
+def six_dimensions(pool: KvPool) -> torch.Tensor:
+    """[num_blocks, kv_heads, layers, 2, block_size, head_dim] over the same bytes."""
+    flat = torch.frombuffer(pool.memory, dtype=pool.dtype)
+    return flat.view(-1, H, L, 2, S, D)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_write_and_gather(dtype: torch.dtype) -> None:
+    pool = make_pool(dtype)
+    six = six_dimensions(pool)
+    six.zero_()
+    generator = torch.Generator().manual_seed(1)
+    blocks = torch.tensor([7, 7, 2, 9])
+    offsets = torch.tensor([5, 6, 0, 7])
+    slots = pool.slot_index(blocks, offsets).unbind(0)
+    written = torch.zeros_like(six)
+    for layer in range(L):
+        new = torch.randn(4, 2 * H * D, generator=generator)
+        pool.write(slots[layer], new)
+        for token in range(4):
+            by_head = new[token].view(2, H, D).to(dtype)
+            written[blocks[token], :, layer, :, offsets[token]] = by_head.transpose(0, 1)
+    assert torch.equal(six, written)
+
+    tables = torch.tensor([[7, 2, 0], [9, 9, 7]])
+    runs = pool.run_index(tables).unbind(0)
+    for layer in range(L):
+        keys, values = pool.gather(runs[layer], 2)
+        for side, got in enumerate((keys, values)):
+            want = six[tables][:, :, :, layer, side].transpose(1, 2).reshape(2 * H, 3 * S, D)
+            assert torch.equal(got, want)
+
+
+def test_beginning_a_block_zeroes_it_alone() -> None:
+    pool = make_pool(torch.float32)
+    six = six_dimensions(pool)
+    six.fill_(float("nan"))
+    pool.begin_blocks([3, 8])
+    clean = (six == 0).flatten(1).all(dim=1).tolist()
+    assert [index for index, zero in enumerate(clean) if zero] == [3, 8]
+
+
+def test_memory_is_the_pool() -> None:
+    pool = make_pool(torch.bfloat16)
+    assert pool.memory.nbytes == pool.layout.pool_bytes
+    assert not pool.memory.readonly
+    pool.begin_blocks([1])
+    size = pool.layout.block_bytes
+    pool.memory[size : 2 * size] = b"\x01" * size
+    assert (six_dimensions(pool)[1].contiguous().view(torch.uint8) == 1).all()
+
+
+def test_heads_that_are_not_whole_words_are_refused() -> None:
+    with pytest.raises(BadModel, match="8-byte"):
+        make_pool(torch.bfloat16, head_dim=6)

@@ -1,0 +1,136 @@
+"""Layers against their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pdserve.engine.layers import (
+    RmsNorm,
+    Rotary,
+    interleave_pairs,
+    make_linear,
+    rope_frequencies,
+    rotate_,
+    swiglu,
+)
+from pdserve.engine.model_config import RopeConfig
+from pdserve.engine.numerics import LinearKind, Precision, choose_precision
+
+FLOAT32 = [
+    Precision("float32", torch.float32, torch.float32, kind) for kind in (LinearKind.PLAIN, LinearKind.ONEDNN)
+]
+
+
+def normal(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("precision", [*FLOAT32, choose_precision("float32")], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 7, 40])
+def test_float32_linears(precision: Precision, rows: int) -> None:
+    x, weight, bias = normal(rows, 64), normal(48, 64, seed=2), normal(48, seed=3)
+    want = (x.double() @ weight.double().t() + bias.double()).float()
+    torch.testing.assert_close(make_linear(precision, weight, bias)(x), want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(make_linear(precision, weight)(x), want - bias, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("largest", [1.0, 1e5])
+def test_bfloat16_linear_multiplies_by_bfloat16_weights(largest: float) -> None:
+    """Also where a weight is too large for float16: then another kind takes over."""
+    precision = choose_precision("bfloat16")
+    weight = normal(48, 64) * 0.1
+    weight[3, 5] = largest
+    x = normal(9, 64, seed=2).to(precision.compute)
+    want = x.double() @ weight.bfloat16().double().t()
+    got = make_linear(precision, weight)(x).double()
+    scale = 2e-3 if precision.compute is torch.float32 else 2e-2
+    assert float((got - want).abs().max() / want.abs().max()) < scale
+
+
+def test_half_weights_lose_nothing_of_bfloat16() -> None:
+    """Every bfloat16 number of a usual size is a float16 number."""
+    weight = (normal(200, 200) * 0.05).bfloat16()
+    usual = weight[weight.abs() > 6.2e-5]
+    assert torch.equal(usual.half().bfloat16(), usual)
+    assert float((weight.half().float() - weight.float()).abs().max()) <= 2**-25
+
+
+def test_rms_norm() -> None:
+    x, weight = normal(5, 96) * 3, normal(96, seed=2)
+    want = functional.rms_norm(x.double(), (96,), weight.double(), 1e-5)
+    torch.testing.assert_close(RmsNorm(weight, 1e-5, torch.float32)(x), want.float())
+    tiny = torch.full((1, 96), 1e-6)
+    torch.testing.assert_close(
+        RmsNorm(weight, 1e-5, torch.float32)(tiny), functional.rms_norm(tiny, (96,), weight, 1e-5)
+    )
+
+
+def test_rms_norm_keeps_bfloat16() -> None:
+    x, weight = (normal(5, 96) * 3).bfloat16(), normal(96, seed=2).bfloat16()
+    got = RmsNorm(weight, 1e-5, torch.bfloat16)(x)
+    assert got.dtype is torch.bfloat16
+    want = functional.rms_norm(x.double(), (96,), weight.double(), 1e-5)
+    torch.testing.assert_close(got.double(), want, atol=0.05, rtol=0.01)
+
+
+def test_swiglu() -> None:
+    x = normal(4, 20)
+    torch.testing.assert_close(swiglu(x), functional.silu(x[:, :10]) * x[:, 10:])
+
+
+def test_rotation_equals_the_half_split_form() -> None:
+    """Permuted weights and complex turns give the same products of queries and keys as Hugging Face's form."""
+    heads, size, tokens, hidden = 3, 16, 6, 24
+    weight, x = normal(heads * size, hidden), normal(tokens, hidden, seed=2)
+    positions = torch.tensor([0, 1, 2, 50, 1000, 5000])
+    rotary = Rotary(RopeConfig(base=10_000.0), size)
+    wide = torch.cat((x @ interleave_pairs(weight, heads).t(), torch.ones(tokens, 6)), dim=1)
+    rotate_(wide[:, : heads * size], rotary.turns(positions))
+    ours = wide[:, :-6].view(tokens, heads, size)
+
+    split = (x @ weight.t()).view(tokens, heads, size)
+    angles = torch.outer(positions.float(), rope_frequencies(RopeConfig(base=10_000.0), size)).repeat(1, 2)[
+        :, None
+    ]
+    half = torch.cat((-split[..., size // 2 :], split[..., : size // 2]), dim=-1)
+    theirs = split * angles.cos() + half * angles.sin()
+    torch.testing.assert_close(
+        torch.einsum("qhd,khd->hqk", ours, ours),
+        torch.einsum("qhd,khd->hqk", theirs, theirs),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+    assert (wide[:, -6:] == 1).all()
+
+
+def test_interleaving_a_bias() -> None:
+    bias = torch.arange(8.0)
+    assert interleave_pairs(bias, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_llama3_frequencies_keep_the_fast_and_slow_the_slow() -> None:
+    config = RopeConfig(
+        base=500_000.0,
+        kind="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_positions=8192,
+    )
+    plain = rope_frequencies(RopeConfig(base=500_000.0), 128)
+    scaled = rope_frequencies(config, 128)
+    ratio = plain / scaled
+    waves = 2 * math.pi / plain
+    torch.testing.assert_close(ratio[waves < 8192 / 4], torch.ones_like(ratio[waves < 8192 / 4]))
+    torch.testing.assert_close(ratio[waves > 8192], torch.full_like(ratio[waves > 8192], 8.0))
+    assert (ratio.diff() >= -1e-6).all()
+
+
+def test_linear_scaling_divides_positions() -> None:
+    plain = rope_frequencies(RopeConfig(), 32)
+    torch.testing.assert_close(rope_frequencies(RopeConfig(kind="linear", factor=4.0), 32), plain / 4)
+    assert torch.equal(rope_frequencies(RopeConfig(kind="dynamic", factor=4.0), 32), plain)

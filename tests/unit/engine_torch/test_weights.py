@@ -1,0 +1,196 @@
+"""Weights of a folder: shards, a GGUF with its index, the fingerprint, and one line for each way to be broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pdserve.engine.model_config import BadModel, load_config, read_json
+from pdserve.engine.models import MODELS
+from pdserve.engine.weights import Weights
+from tests.unit.engine_torch.random_model import SMALL, llama_tensors, write_random_model
+
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+K_PROJ = "model.layers.1.self_attn.k_proj.weight"
+
+
+def open_weights(folder: Path) -> Weights:
+    return Weights(folder, load_config(folder, MODELS))
+
+
+def fingerprint(folder: Path) -> str:
+    return open_weights(folder).fingerprint(read_json(folder / "config.json"))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_safetensors(tmp_path: Path, shards: int, dtype: torch.dtype) -> None:
+    folder = write_random_model(tmp_path, seed=3, dtype=dtype, shards=shards)
+    weights = open_weights(folder)
+    for name, want in llama_tensors(SMALL, 3, dtype).items():
+        got = weights.load(name, tuple(want.shape))
+        assert got.dtype is dtype
+        assert torch.equal(got, want)
+    assert "lm_head.weight" not in weights
+
+
+def write_gguf(folder: Path, kind: str) -> dict[str, torch.Tensor]:
+    """The small model as a GGUF whose rotary rows lie as llama.cpp lays them; returns what must be read back."""
+    write_random_model(folder, seed=4)
+    (folder / "model.safetensors").unlink()
+    writer = gguf.GGUFWriter(folder / "weights.gguf", "llama")
+    quantised = gguf.GGMLQuantizationType[kind]
+    wanted: dict[str, torch.Tensor] = {}
+    transforms: dict[str, str] = {}
+    for name, tensor in llama_tensors(SMALL, 4, torch.float32).items():
+        values = tensor.numpy()
+        for part, heads in (("q", SMALL["num_attention_heads"]), ("k", SMALL["num_key_value_heads"])):
+            if name.endswith(f"{part}_proj.weight"):
+                transforms[name] = f"unpermute_{part}"
+                values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        raw_type = quantised if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        raw = gguf.quantize(values, raw_type)
+        writer.add_tensor(name, raw, raw_dtype=raw_type)
+        back = torch.from_numpy(np.asarray(gguf.dequantize(raw, raw_type), dtype=np.float32))
+        if name in transforms:
+            heads = SMALL["num_attention_heads" if transforms[name].endswith("q") else "num_key_value_heads"]
+            back = back.view(heads, -1, 2, back.shape[1]).transpose(1, 2).reshape(back.shape)
+        wanted[name] = back
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    reader = gguf.GGUFReader(folder / "weights.gguf")
+    tensors: dict[str, Any] = {
+        tensor.name: {
+            "type": tensor.tensor_type.name,
+            "shape": [int(size) for size in reversed(tensor.shape)],
+            "offset": int(tensor.data_offset),
+            "nbytes": int(tensor.n_bytes),
+            "transform": transforms.get(tensor.name),
+        }
+        for tensor in reader.tensors
+    }
+    index = {"format": "gguf", "file": "weights.gguf", "tensors": tensors}
+    (folder / "tensors.json").write_text(json.dumps(index))
+    return wanted
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+def test_gguf(tmp_path: Path, kind: str) -> None:
+    wanted = write_gguf(tmp_path, kind)
+    weights = open_weights(tmp_path)
+    for name, want in wanted.items():
+        assert torch.equal(weights.load(name, tuple(want.shape)).to(torch.float32), want), name
+
+
+def test_fingerprint_says_which_weights_these_are(tmp_path: Path) -> None:
+    first = write_random_model(tmp_path / "a", seed=1)
+    same = write_random_model(tmp_path / "b", seed=1, transformers_version="9.9", _name_or_path="elsewhere")
+    others = [
+        write_random_model(tmp_path / "c", seed=2),
+        write_random_model(tmp_path / "d", seed=1, dtype=torch.bfloat16),
+        write_random_model(tmp_path / "e", seed=1, rope_theta=20000.0),
+    ]
+    want = fingerprint(first)
+    assert len(bytes.fromhex(want)) == 16
+    assert fingerprint(same) == want
+    assert len({want, *map(fingerprint, others)}) == 4
+
+
+def test_fingerprint_of_the_test_model_never_changes(tmp_path: Path) -> None:
+    config = {"vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    save_file({"b": torch.arange(20_000.0), "a": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    assert open_weights(tmp_path).fingerprint(config) == "7acff31116348698d2bc75e995ee0d7d"
+
+
+def edit_index(folder: Path, name: str, **changes: Any) -> None:
+    index = json.loads((folder / "tensors.json").read_text())
+    index["tensors"][name] |= changes
+    (folder / "tensors.json").write_text(json.dumps(index))
+
+
+def test_a_missing_tensor(tmp_path: Path) -> None:
+    weights = open_weights(write_random_model(tmp_path))
+    with pytest.raises(BadModel, match=r"lacks a tensor \(tensor=lm_head\.weight\)"):
+        weights.load("lm_head.weight", (320, 96))
+
+
+def test_a_wrong_shape(tmp_path: Path) -> None:
+    weights = open_weights(write_random_model(tmp_path))
+    with pytest.raises(BadModel, match=r"norm\.weight, want=\(97,\), got=\(96,\)"):
+        weights.load("model.norm.weight", (97,))
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.001, 0.05, 0.9])
+def test_a_truncated_shard_names_the_file(tmp_path: Path, keep: float) -> None:
+    folder = write_random_model(tmp_path, shards=2)
+    shard = folder / "model-00002-of-00002.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(BadModel, match="00002-of-00002"):
+        open_weights(folder)
+
+
+def test_a_missing_shard_names_the_file(tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, shards=2)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(BadModel, match=r"lacks a file.*00001-of-00002"):
+        open_weights(folder)
+
+
+def test_a_type_that_is_not_supported(tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, dtype=torch.float64)
+    with pytest.raises(BadModel, match=r"type=F64, supported=F32"):
+        open_weights(folder)
+
+
+def test_no_weights(tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(BadModel, match=r"neither \*\.safetensors nor tensors\.json"):
+        open_weights(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"type": "IQ2_XXS"}, "type=IQ2_XXS"),
+        ({"nbytes": 12}, "got=12"),
+        ({"offset": 10**9}, "shorter than its index"),
+        ({"offset": -8}, "shorter than its index"),
+        ({"shape": [9216, 1]}, "isn't whole blocks"),
+        ({"transform": "mirror"}, "transform=mirror"),
+        ({"shape": None}, "tensors.json is broken"),
+    ],
+)
+def test_a_broken_index_names_the_tensor(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    write_gguf(tmp_path, "Q4_1")
+    edit_index(tmp_path, Q_PROJ, **changes)
+    with pytest.raises(BadModel) as caught:
+        open_weights(tmp_path)
+    assert words in str(caught.value)
+    assert Q_PROJ in str(caught.value) or "tensors.json" in words
+
+
+def test_a_truncated_gguf_names_tensor_and_file(tmp_path: Path) -> None:
+    write_gguf(tmp_path, "Q8_0")
+    file = tmp_path / "weights.gguf"
+    file.write_bytes(file.read_bytes()[:-5000])
+    with pytest.raises(BadModel, match=r"tensor=.*file=weights\.gguf, need_bytes="):
+        open_weights(tmp_path)
+
+
+def test_an_index_without_its_file(tmp_path: Path) -> None:
+    write_gguf(tmp_path, "F16")
+    (tmp_path / "weights.gguf").unlink()
+    with pytest.raises(BadModel, match=r"lacks a file.*weights\.gguf"):
+        open_weights(tmp_path)
