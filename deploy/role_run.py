@@ -25,7 +25,20 @@ from kv_transfer.owner import TransferOwner
 from pdserve.engine.engine import Engine
 from pdserve.errors import InvariantViolated
 from pdserve.ids import WorkerRef
-from pdserve.messages import Down, Drain, Hello, Load, Pair, PairState, Role, SetRole, Unpair, Welcome
+from pdserve.messages import (
+    Down,
+    Drain,
+    Hello,
+    Load,
+    Pair,
+    PairState,
+    Role,
+    SetRole,
+    StartDecode,
+    Unpair,
+    Waiting,
+    Welcome,
+)
 from pdserve.owner import Post
 from pdserve.service.lifecycle import EXIT_OK, EXIT_SUPERSEDED, EXIT_UNSOUND
 from pdserve.worker.cache_feed import CacheFeed
@@ -106,6 +119,7 @@ class RoleRun:
         self._timeouts = setup.config.timeouts
         self._end: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         self._next_role: Role | None = None
+        self._num_waiting = 0
         self._draining = False
         self._drain_limit: asyncio.TimerHandle | None = None
         self._orders: dict[int, dict[WorkerRef, None]] = {}
@@ -273,8 +287,11 @@ class RoleRun:
 
     def drain(self) -> None:
         """Take no new work, serve the rest, then end with exit code 0. Idempotent."""
+        self._next_role = None  # a process that must go takes no other role
+        self._begin_drain()
+
+    def _begin_drain(self) -> None:
         if self._draining:
-            self._next_role = None  # a process that must go takes no other role
             return
         self._draining = True
         log.info("worker.draining", role=self.role.value, limit_s=self._timeouts.drain_s)
@@ -284,11 +301,11 @@ class RoleRun:
         self._drain_limit = asyncio.get_running_loop().call_later(limit_s, self._on_drain_limit)
 
     def set_role(self, role: Role) -> None:
-        """Drain, then go on in another role."""
-        if role is self.role or self._draining:
-            log.info("role.unchanged", role=self.role.value, asked=role.value, draining=self._draining)
+        """Drain, then join anew in this role, even if it is the present one: routers count on the new session."""
+        if self._draining and self._next_role is None:
+            log.info("role.unchanged", role=self.role.value, asked=role.value, reason="the worker is leaving")
             return
-        self.drain()
+        self._begin_drain()
         self._next_role = role
 
     def _on_drained(self) -> None:
@@ -340,6 +357,11 @@ class RoleRun:
                 self.set_role(role)
             case Welcome():
                 pass  # said once, when the session began
+            case StartDecode(handle=handle):
+                if self._watchdog.is_busy_for(self._timeouts.grant_s / 4):
+                    # The engine answers between two steps, and this one may outlast grant_s.
+                    self._sessions.send(session_id, Waiting(handle, self._num_waiting))
+                self._to_engine(FromSession(session_id, message))
             case _:
                 self._to_engine(FromSession(session_id, message))
 
@@ -360,6 +382,7 @@ class RoleRun:
             case ToAll(up):
                 self._sessions.send_all(up)
                 if isinstance(up, Load):
+                    self._num_waiting = up.num_waiting
                     self._gauges.on_load(up)
             case StepBegun():
                 self._watchdog.on_step_begun(message)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +47,7 @@ class WorkerPorts:
     random_for  a source for one owner: "engine", "transfer", "loop"
     network     joins the links' network: (the KV pool, wake of the transfer owner's driver) → its end
     inbox       makes the way of one sender's messages to the loop: function that takes them in → post
+    sleep       between heartbeats; a simulated process that is stopped doesn't return from it
     """
 
     clock: Clock
@@ -55,6 +57,7 @@ class WorkerPorts:
     inbox: Callable[[Callable[[object], None]], Post]
     dialer: SessionDialer
     resolver: Resolver
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ class Watchdog:
         self._num_steps = 0
         self._has_work = False
         self._new_shape = False
+        self._in_step = False
         self._unchanged_s = 0.0
 
     @property
@@ -40,7 +41,12 @@ class Watchdog:
         """Whether the step counter should move: what a heartbeat says as `has_work`."""
         return self._has_work and not self._new_shape
 
+    def is_busy_for(self, wait_s: float) -> bool:
+        """Whether the engine is in a step that may well last so long."""
+        return self._in_step and (self._new_shape or max(self._recent_s, default=0.0) >= wait_s)
+
     def on_step_begun(self, begun: StepBegun) -> None:
+        self._in_step = True
         self._has_work = True
         self._new_shape = begun.new_shape
 
@@ -48,6 +54,7 @@ class Watchdog:
         if beat.num_steps != self._num_steps:
             self._recent_s.append(beat.step_s)
             self._unchanged_s = 0.0
+        self._in_step = False
         self._new_shape = False
         self._num_steps = beat.num_steps
         self._has_work = beat.has_work

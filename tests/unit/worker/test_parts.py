@@ -52,6 +52,16 @@ class TestWatchdog:
         watchdog.on_beat(EngineBeat(1, True, 30.0))
         assert watchdog.limit_s == 300.0 and watchdog.expects_step
 
+    def test_is_busy_only_in_a_step_that_may_last(self) -> None:
+        watchdog = Watchdog(0.5)
+        assert not watchdog.is_busy_for(0.25)
+        watchdog.on_step_begun(StepBegun(new_shape=True))
+        assert watchdog.is_busy_for(0.25)
+        watchdog.on_beat(EngineBeat(1, True, 0.3))
+        assert not watchdog.is_busy_for(0.25)
+        watchdog.on_step_begun(StepBegun(new_shape=False))
+        assert watchdog.is_busy_for(0.25) and not watchdog.is_busy_for(0.5)
+
 
 def drain_reader(reader: CacheReader) -> list[CacheEvent]:
     events: list[CacheEvent] = []
