@@ -31,7 +31,8 @@ from pdserve.service.config import Config
 from pdserve.session import Session
 from pdserve.tokenizer import Tokenizer
 from router.admission import Admission
-from router.conductor import Conductor, Parts
+from router.choice_run import Parts
+from router.conductor import Conductor
 from router.fleet import Fleet
 from router.generation import Generation
 from router.member import Member
@@ -118,11 +119,15 @@ class RouterApp:
         self._stop_ticking()
         for conductor in tuple(self._conductors.values()):
             conductor.cancel(RequestCancelled("the router stops"))
-        for member in self.fleet.members:
-            member.session.close("the router stops")
+        self.close_sessions()
         await self._tasks.__aexit__(kind, error, trace)
 
     # --- workers
+
+    def close_sessions(self) -> None:
+        """Part with all workers: the router stops."""
+        for member in self.fleet.members:
+            member.session.close("the router stops")
 
     async def attach_session(self, session: Session[Down, Up]) -> None:
         """Run one worker's session until it has ended. Raises nothing but CancelledError."""

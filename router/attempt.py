@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol
 
 from pdserve.clock import Clock
 from pdserve.errors import InvariantViolated, PdserveError, WorkerLost, from_failure
@@ -32,71 +29,11 @@ from pdserve.messages import (
     StepTokens,
     Waiting,
 )
-from pdserve.sampling import SampleKey
 from pdserve.service.config import TimeoutsConfig
+from router.attempt_contract import AttemptPhase, Order, Outcome, Sink
 from router.member import AttemptMessage, Member
 from router.progress_timer import CallLater, ProgressTimer
 from router.timings import AttemptTimes
-
-
-class AttemptPhase(Enum):
-    """Where an attempt is, as far as the router knows."""
-
-    GRANTING = "granting"
-    WAITING = "waiting"
-    QUEUED = "queued"
-    PREFILLING = "prefilling"
-    HANDOFF = "handoff"
-    RUNNING = "running"
-    PREEMPTED = "preempted"
-    ENDED = "ended"
-
-
-class Sink(Protocol):
-    """The choice that the tokens belong to."""
-
-    def on_tokens(self, attempt: Attempt, token_ids: tuple[int, ...]) -> bool:
-        """The next tokens, in order.
-
-        returns  whether the choice has ended with them (or before them); what comes later is overrun
-        """
-        ...
-
-    def on_first_token(self, attempt: Attempt, message: FirstToken) -> None:
-        """The prefill worker's figures, once per attempt, before its token or after it."""
-        ...
-
-    def on_started(self, attempt: Attempt, message: Started) -> None:
-        """D's verdict: the sequence runs there."""
-        ...
-
-    def on_finished(self, attempt: Attempt, message: Finished) -> None:
-        """The decode worker's figures at the end."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What an attempt computes: prompt and tokens so far, under the request's key.
-
-    age_s  since the first StartDecode of this choice
-    """
-
-    token_ids: tuple[int, ...]
-    num_prompt_tokens: int
-    key: SampleKey
-    num_strikes: int
-    priority: int
-    age_s: float
-    cache_salt: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How an attempt ended: error None = the choice has ended; `refused_by`: nothing was begun."""
-
-    error: PdserveError | None = None
-    refused_by: Member | None = None
 
 
 class Attempt:

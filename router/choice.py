@@ -11,7 +11,7 @@ from pdserve.messages import FirstToken
 from pdserve.messages import Started as DecodeStarted
 from pdserve.request import Finished, ResumeChoice, Tokens, Usage
 from pdserve.sampling import FinishReason, SampleKey, finish_reason
-from router.attempt import Attempt
+from router.attempt_contract import AttemptFacts
 from router.metrics import RouterMetrics
 from router.output import Output
 from router.stop_text import Released, StopText
@@ -84,7 +84,7 @@ class Choice:
 
     # --- Sink of the attempts
 
-    def on_tokens(self, attempt: Attempt, token_ids: tuple[int, ...]) -> bool:
+    def on_tokens(self, attempt: AttemptFacts, token_ids: tuple[int, ...]) -> bool:
         """The next tokens of the attempt, in order. Returns whether the choice has ended."""
         read_s = self._clock.now_s()
         ids: list[int] = []
@@ -111,14 +111,14 @@ class Choice:
             attempt.end_by_text()
         return self.reason is not None
 
-    def on_first_token(self, attempt: Attempt, message: FirstToken) -> None:
+    def on_first_token(self, attempt: AttemptFacts, message: FirstToken) -> None:
         """P's figures."""
         if self.num_cached_tokens is None:
             self.num_cached_tokens = min(message.num_cached_tokens, self.num_prompt_tokens)
         if message.energy_j is not None:
             self._prefill_energy_j = (self._prefill_energy_j or 0.0) + message.energy_j
 
-    def on_started(self, attempt: Attempt, message: DecodeStarted) -> None:
+    def on_started(self, attempt: AttemptFacts, message: DecodeStarted) -> None:
         """D's figures, and its verdict."""
         if self.num_cached_tokens is None and attempt.prefill is None:
             self.num_cached_tokens = min(message.num_cached_tokens, self.num_prompt_tokens)
@@ -128,7 +128,7 @@ class Choice:
         self._metrics.kv_transfer_s.inc(message.transfer_s)
         self._on_started()
 
-    def on_finished(self, attempt: Attempt, message: DecodeFinished) -> None:
+    def on_finished(self, attempt: AttemptFacts, message: DecodeFinished) -> None:
         """D's figures at the end."""
         self.times.finished = message
         if message.energy_j is not None:

@@ -128,6 +128,7 @@ class _Process:
         health.cancel()
         await self._health.drain()
         await self._app.drain()
+        self._app.close_sessions()
         await self._server.stop(STOP_GRACE_S)
 
     def _not_ready(self) -> list[str]:

@@ -9,8 +9,8 @@ import structlog
 from pdserve.errors import PdserveError
 from pdserve.request import GenerateRequest
 from router.choice import Choice
+from router.choice_run import ChoiceRun
 from router.metrics import RouterMetrics
-from router.tries import Tries
 
 log = structlog.get_logger()
 
@@ -23,7 +23,7 @@ class EndedRequest(Protocol):
     received_s: float
     prompt_ids: tuple[int, ...]
     choices: list[Choice]
-    tries: dict[int, Tries]
+    runs: list[ChoiceRun]
 
 
 def log_finished(
@@ -52,8 +52,8 @@ def log_finished(
             "num_choices": len(ended.choices),
             "num_cached_tokens": first.num_cached_tokens or 0,
             "reasons": [choice.reason.value if choice.reason else "" for choice in ended.choices],
-            "attempts": sum(tries.num_attempts for tries in ended.tries.values()),
-            "strikes": sum(tries.num_strikes for tries in ended.tries.values()),
+            "attempts": sum(run.tries.num_attempts for run in ended.runs),
+            "strikes": sum(run.tries.num_strikes for run in ended.runs),
             "prefill": first.prefill_worker,
             "decode": first.decode_worker,
             "transport": first.transport,

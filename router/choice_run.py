@@ -1,0 +1,246 @@
+"""All attempts of one choice: wait for a pair, run on it, and judge how it ended, until the choice has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from pdserve.clock import Clock
+from pdserve.errors import Draining, KvCorrupt
+from pdserve.ids import Random, draw_id64
+from pdserve.request import GenerateRequest
+from pdserve.service.config import Config
+from router.admission import Admission, Ticket
+from router.attempt import Attempt
+from router.attempt_contract import Order, Outcome
+from router.choice import Choice
+from router.fleet import Fleet
+from router.metrics import RouterMetrics
+from router.placement import Need, Placement, Verdict
+from router.progress_timer import CallLater
+from router.text import ModelText
+from router.tries import Tries
+
+log = structlog.get_logger()
+
+STUCK_S = 5.0  # an attempt in one state for so long is logged, once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What all conductors of a router share."""
+
+    config: Config
+    clock: Clock
+    random: Random
+    call_later: CallLater
+    fleet: Fleet
+    admission: Admission
+    text: ModelText
+    metrics: RouterMetrics
+    explained: deque[tuple[str, tuple[Verdict, ...]]]  # request id, verdicts of its last placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The request that a choice belongs to. left_s: seconds that its client still gives."""
+
+    request: GenerateRequest
+    request_id: str
+    received_s: float
+    left_s: Callable[[], float]
+
+
+class ChoiceRun:
+    """Event-loop thread only.
+
+    prefer     (prefill id or "", decode id) that the first choice was placed on, if this one should follow it
+    on_placed  called when a pair was found, before the attempt begins
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        asked: Asked,
+        choice: Choice,
+        *,
+        begun: bool,
+        prefer: Callable[[], tuple[str, str] | None],
+        on_placed: Callable[[], None],
+    ) -> None:
+        self.choice = choice
+        self.tries = Tries(max_attempts=parts.config.router.max_attempts, begun=begun)
+        self.attempt: Attempt | None = None  # the one that runs
+        self.pair: tuple[str, str] | None = None  # of the last attempt
+        self._parts = parts
+        self._asked = asked
+        self._prefer = prefer
+        self._on_placed = on_placed
+        self._stuck_logged: Attempt | None = None
+
+    async def run(self) -> None:
+        """Until the choice has ended. Raises what it ends with for good."""
+        while self.choice.reason is None:
+            await self._one_attempt()
+
+    def log_if_stuck(self, now_s: float) -> None:
+        """Say so once if the attempt has been in one state for long."""
+        attempt = self.attempt
+        if attempt is None or attempt is self._stuck_logged or now_s - attempt.since_s <= STUCK_S:
+            return
+        self._stuck_logged = attempt
+        log.warning(
+            "request.stuck",
+            request_id=self._asked.request_id,
+            choice=self.choice.index,
+            state=attempt.phase.value,
+            prefill="" if attempt.prefill is None else attempt.prefill.id,
+            decode=attempt.decode.id,
+            age_s=round(now_s - attempt.since_s, 3),
+        )
+
+    async def _one_attempt(self) -> None:
+        """Wait for a pair, run on it. Returns when there may be another attempt or the choice has ended."""
+        admission = self._parts.admission
+        ticket = self._ticket()
+        attempt: Attempt | None = None
+        admission.submit(ticket)
+        try:
+            attempt = await ticket.attempt
+            outcome = await attempt.outcome
+        finally:
+            admission.withdraw(ticket)
+            if attempt is None:
+                attempt = _placed_meanwhile(ticket)
+            if attempt is not None:
+                attempt.close()
+                self.attempt = None
+                self._learn(attempt)
+                self._parts.fleet.attempt_ended()
+        self._judge(attempt, outcome)
+
+    def _learn(self, attempt: Attempt) -> None:
+        """What the end of an attempt says about the workers."""
+        if not attempt.outcome.done() or attempt.outcome.cancelled():
+            return  # ended from this side
+        outcome = attempt.outcome.result()
+        error = outcome.error
+        if error is None:
+            return
+        if outcome.refused_by is not None:
+            self._parts.fleet.mark_refusing(outcome.refused_by, error)
+        elif isinstance(error, Draining):
+            self._parts.fleet.mark_draining(attempt.decode)
+        if isinstance(error, KvCorrupt) and attempt.prefill is not None:
+            self._parts.metrics.corrupt.labels(prefill_worker=attempt.prefill.id).inc()
+
+    def _judge(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Whether there may be another attempt; raises if not."""
+        error = outcome.error
+        metrics = self._parts.metrics
+        metrics.attempts.labels(reason="ok" if error is None else type(error).__name__).inc()
+        if error is None:
+            return
+        choice, tries = self.choice, self.tries
+        log.info(
+            "attempt.failed",
+            request_id=self._asked.request_id,
+            choice=choice.index,
+            attempt=tries.num_attempts,
+            prefill="" if attempt.prefill is None else attempt.prefill.id,
+            decode=attempt.decode.id,
+            num_tokens=choice.num_generated,
+            error=type(error).__name__,
+            reason=str(error),
+        )
+        tries.judge(attempt, outcome)
+        if attempt.prefill is not None and attempt.prefilled_tokens:
+            tries.kept_on = (attempt.prefill.ref, attempt.prefilled_tokens)
+
+    def _ticket(self) -> Ticket:
+        choice, tries, request = self.choice, self.tries, self._asked.request
+        need = Need(
+            token_ids=tuple(choice.ids),
+            max_total_tokens=choice.num_prompt_tokens + choice.key.max_tokens,
+            cache_salt=request.cache_salt,
+            avoid=tries.avoid,
+            prefer=self._prefer(),
+            kept_on=tries.kept_on,
+        )
+        ticket = Ticket(
+            need=need,
+            queued_s=self._asked.received_s,
+            submitted_s=self._parts.clock.now_s(),
+            priority=request.priority,
+            user=request.user,
+            replay=tries.begun,
+            start=lambda placement: self._start(ticket, placement),
+            attempt=asyncio.get_running_loop().create_future(),
+        )
+        return ticket
+
+    def _start(self, ticket: Ticket, placement: Placement) -> Attempt:
+        """Called by admission in the moment in which the pair is chosen."""
+        self._on_placed()
+        parts, choice = self._parts, self.choice
+        attempt = Attempt(
+            draw_id64(parts.random),
+            self._order(ticket.need),
+            placement.prefill,
+            placement.decode,
+            choice,
+            timeouts=parts.config.timeouts,
+            clock=parts.clock,
+            call_later=parts.call_later,
+            deadline_left_s=self._asked.left_s,
+            on_settled=lambda: parts.admission.settled(ticket),
+        )
+        self.attempt = attempt
+        choice.prefill_worker = "" if placement.prefill is None else placement.prefill.id
+        choice.decode_worker = placement.decode.id
+        self.pair = (choice.prefill_worker, choice.decode_worker)
+        self._explain(placement)
+        attempt.start(
+            num_blocks=ticket.need.num_tokens // placement.decode.hello.block_size + 1,
+            num_uncached_tokens=placement.num_uncached_tokens,
+        )
+        return attempt
+
+    def _order(self, need: Need) -> Order:
+        now_s = self._parts.clock.now_s()
+        tries = self.tries
+        if tries.first_start_s is None:
+            tries.first_start_s = now_s
+        return Order(
+            token_ids=tuple(need.token_ids),
+            num_prompt_tokens=self.choice.num_prompt_tokens,
+            key=self.choice.key,
+            num_strikes=tries.num_strikes,
+            priority=self._asked.request.priority,
+            age_s=now_s - tries.first_start_s,
+            cache_salt=self._asked.request.cache_salt,
+        )
+
+    def _explain(self, placement: Placement) -> None:
+        request_id = self._asked.request_id
+        self._parts.explained.append((request_id, placement.explain))
+        log.debug(
+            "attempt.placed",
+            request_id=request_id,
+            choice=self.choice.index,
+            prefill=self.choice.prefill_worker,
+            decode=self.choice.decode_worker,
+            explain=[str(verdict) for verdict in placement.explain],
+        )
+
+
+def _placed_meanwhile(ticket: Ticket) -> Attempt | None:
+    """The attempt of a ticket whose owner was cancelled in the very turn in which the pair was found."""
+    future = ticket.attempt
+    if not future.done() or future.cancelled() or future.exception() is not None:
+        return None
+    return future.result()
