@@ -35,14 +35,13 @@ class SendLease:
     block_ids       P's blocks of sequence blocks num_skip … upto − 1
     pulls           pieces that D asked for and that have not been sent
     pulled_bytes    asked for so far; less than what is offered means that a PULL is awaited
-    since_s         when `state` was entered; progress_s: when something last moved
+    progress_s      when something last moved
     error           why it was given up (RELEASING)
     """
 
     lease_id: int
     num_blocks: int
     num_skip: int
-    since_s: float
     progress_s: float
     state: SendState = SendState.OPEN
     upto: int = 0
@@ -55,7 +54,7 @@ class SendLease:
 
     def enter(self, state: SendState, now_s: float) -> None:
         self.state = state
-        self.since_s = self.progress_s = now_s
+        self.progress_s = now_s
         self.is_stuck_logged = False
 
 
@@ -79,7 +78,6 @@ class ReceiveLease:
     source: WorkerRef
     num_expected: int
     num_skip: int
-    since_s: float
     progress_s: float
     pieces: bytearray
     upto: int
@@ -108,5 +106,5 @@ class ReceiveLease:
 
     def enter(self, state: ReceiveState, now_s: float) -> None:
         self.state = state
-        self.since_s = self.progress_s = now_s
+        self.progress_s = now_s
         self.is_stuck_logged = False

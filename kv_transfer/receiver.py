@@ -88,7 +88,6 @@ class Receiver:
             num_expected=num_expected,
             num_skip=message.num_skip,
             upto=message.num_skip,
-            since_s=now_s,
             progress_s=now_s,
             pieces=bytearray(num_expected * self._intake.cut.pieces_per_block),
             blocks_left=[self._intake.cut.pieces_per_block] * num_expected,

@@ -109,7 +109,6 @@ class Sender:
             num_blocks=message.num_blocks,
             num_skip=message.num_skip,
             upto=message.num_skip,
-            since_s=now_s,
             progress_s=now_s,
         )
         self.leases.open(lease)

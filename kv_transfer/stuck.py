@@ -1,4 +1,4 @@
-"""The one log line about a lease whose state doesn't change."""
+"""The one log line about a lease that doesn't move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 class Stuckable(Protocol):
     """A lease of either end."""
 
-    since_s: float
+    progress_s: float
     is_stuck_logged: bool
 
     @property
@@ -27,8 +27,8 @@ class Stuckable(Protocol):
 
 
 def log_if_stuck(lease: Stuckable, *, side: str, peer: WorkerRef, now_s: float) -> float:
-    """Warn once per state, after STUCK_S in it; returns the moment of the next look (never, once logged)."""
-    due_s = lease.since_s + STUCK_S
+    """Warn once per state, after STUCK_S without anything new; returns the next look's moment (never, once logged)."""
+    due_s = lease.progress_s + STUCK_S
     if lease.is_stuck_logged:
         return float("inf")
     if now_s < due_s:
@@ -40,6 +40,6 @@ def log_if_stuck(lease: Stuckable, *, side: str, peer: WorkerRef, now_s: float) 
         lease_id=lease.lease_id,
         state=lease.state.value,
         peer=peer.id,
-        age_s=round(now_s - lease.since_s, 3),
+        age_s=round(now_s - lease.progress_s, 3),
     )
     return float("inf")

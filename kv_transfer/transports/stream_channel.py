@@ -56,7 +56,7 @@ class _Segment:
 
 
 class StreamChannel:
-    """is_readable and is_writable are set by the network's poll, and cleared when a call would block."""
+    """is_readable and is_writable are set by the network's poll, and cleared when there is no more for now."""
 
     one_sided = False
     num_pending_reads = 0
@@ -243,6 +243,7 @@ class StreamChannel:
             self._shut("the peer closed")
             return False
         self.received_bytes += num_bytes
+        self.is_readable = num_bytes == sum(len(target) for target in targets)
         if self._rest is not None:
             num_placed = min(num_bytes, len(self._rest))
             self._rest = self._rest[num_placed:]
