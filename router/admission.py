@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pdserve.clock import Clock
-from pdserve.errors import Draining, NoWorker, Overloaded
+from pdserve.errors import Draining, NoWorker, Overloaded, UnknownModel
 from pdserve.service.config import RouterConfig
 from router.attempt import Attempt
 from router.fleet import PAIR, Fleet
@@ -181,6 +181,10 @@ class Admission:
                 ticket = self._queue.first_new(self._clock.now_s(), passed_over)
             if ticket is None:
                 return
+            if ticket.need.identity != self._fleet.identity:
+                self.withdraw(ticket)
+                ticket.attempt.set_exception(UnknownModel("the cluster serves another model by now"))
+                continue
             placement = self._placer.place(ticket.need)
             if isinstance(placement, Placement):
                 self._start(ticket, placement)

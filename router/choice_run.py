@@ -19,6 +19,7 @@ from router.attempt import Attempt
 from router.attempt_contract import Order, Outcome
 from router.choice import Choice
 from router.fleet import Fleet
+from router.identity import ModelIdentity
 from router.metrics import RouterMetrics
 from router.placement import Need, Placement, Verdict
 from router.progress_timer import CallLater
@@ -47,9 +48,13 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The request that a choice belongs to. left_s: seconds that its client still gives."""
+    """The request that a choice belongs to, and the model it was checked against.
+
+    left_s  seconds that its client still gives
+    """
 
     request: GenerateRequest
+    identity: ModelIdentity
     request_id: str
     received_s: float
     left_s: Callable[[], float]
@@ -164,6 +169,7 @@ class ChoiceRun:
     def _ticket(self) -> Ticket:
         choice, tries, request = self.choice, self.tries, self._asked.request
         need = Need(
+            identity=self._asked.identity,
             token_ids=tuple(choice.ids),
             max_total_tokens=choice.num_prompt_tokens + choice.key.max_tokens,
             cache_salt=request.cache_salt,

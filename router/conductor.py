@@ -54,6 +54,7 @@ class Conductor:
         self.on_stalled: Callable[[], None] = lambda: None
         self._num_closed = 0  # choices whose closing event has been put out
         self._ran = False
+        self._model = ""
         self._begun = False
 
     # --- from outside
@@ -166,6 +167,7 @@ class Conductor:
         tokenizer = await parts.text.get(parts.config.timeouts.worker_wait_s)
         identity = await parts.fleet.get_identity(parts.config.timeouts.worker_wait_s)
         check_model(request.model, identity.model)
+        self._model = identity.model
         if isinstance(request.input, tuple):
             self.prompt_ids = request.input
         else:
@@ -202,6 +204,7 @@ class Conductor:
                 parts,
                 Asked(
                     request=request,
+                    identity=identity,
                     request_id=self.request_id,
                     received_s=self.received_s,
                     left_s=self._left_s,
@@ -220,7 +223,6 @@ class Conductor:
             return
         self._begun = True
         self._parts.metrics.cached_tokens.inc(num_cached_tokens)
-        identity = self._parts.fleet.identity
         self.output.put(
             Started(
                 request_id=self.request_id,
@@ -228,7 +230,7 @@ class Conductor:
                 num_prompt_tokens=len(self.prompt_ids),
                 num_cached_tokens=num_cached_tokens,
                 prompt_token_ids=self.prompt_ids,
-                model=identity.model if identity is not None else self.request.model,
+                model=self._model,
             )
         )
 

@@ -184,7 +184,11 @@ class Fleet:
         match message:
             case Step():
                 for tokens in message.sequences:
-                    self._to_leg(member, tokens)
+                    leg = member.legs.get(tokens.handle)
+                    if leg is None:
+                        self._drop(tokens)
+                    else:
+                        leg.on_message(member, tokens)
             case Heartbeat():
                 self._on_heartbeat(member, message)
             case Load():
@@ -217,13 +221,17 @@ class Fleet:
     def _to_leg(self, member: Member, message: AttemptMessage) -> None:
         leg = member.legs.get(message.handle)
         if leg is None:
-            self._metrics.dropped_messages.labels(message=type(message).__name__).inc()
+            self._drop(message)
             return
         held = member.credit.available
         member.answered(message.handle)
         leg.on_message(member, message)
         if member.credit.available > held:
             self.on_change()
+
+    def _drop(self, message: AttemptMessage) -> None:
+        """It came under a handle that is closed."""
+        self._metrics.dropped_messages.labels(message=type(message).__name__).inc()
 
     def _on_heartbeat(self, member: Member, beat: Heartbeat) -> None:
         was_suspect = member.liveness.suspect
@@ -329,14 +337,11 @@ class Fleet:
         return pairs
 
     def usable_alone(self) -> list[Member]:
-        """Workers that may prefill for themselves: role both, and decode workers where that is allowed."""
-        return [
-            member
-            for member in self._members.values()
-            if member.usable
-            and member.decodes
-            and (member.hello.role is Role.BOTH or self._allow_local_prefill)
-        ]
+        """Workers that may prefill for themselves: role both; without a pair, decode workers if that is allowed."""
+        decodes = [member for member in self._members.values() if member.usable and member.decodes]
+        if self._allow_local_prefill and not self.usable_pairs():
+            return decodes
+        return [member for member in decodes if member.hello.role is Role.BOTH]
 
     @property
     def missing(self) -> str:

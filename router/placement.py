@@ -13,6 +13,7 @@ from pdserve.blockhash import hash_blocks
 from pdserve.clock import Clock
 from pdserve.ids import Random, WorkerRef
 from router.fleet import Fleet
+from router.identity import ModelIdentity
 from router.member import Member
 
 
@@ -36,12 +37,14 @@ class Weights:
 class Need:
     """What one attempt asks for.
 
+    identity    the model that the ids are of
     num_tokens  ids of the attempt; max_total_tokens: prompt + max_tokens, what the window must hold
     avoid       (prefill id or "", decode id) -> how often this request failed there
     prefer      such a pair that is taken if it is possible at all (later choices of one request)
     kept_on     a prefill worker that may still hold the blocks of an earlier attempt, and how many tokens of them
     """
 
+    identity: ModelIdentity
     token_ids: Sequence[int]
     max_total_tokens: int
     cache_salt: str = ""

@@ -6,6 +6,7 @@ import pytest
 
 from pdserve.errors import (
     NoWorker,
+    UnknownModel,
 )
 from pdserve.messages import (
     Credits,
@@ -200,3 +201,19 @@ async def test_an_incompatible_worker_is_refused_by_name_and_never_routed_to() -
         assert "weights_fingerprint" in str(lost) and "other" in str(lost)
         assert not bad.got(Welcome)
         assert [worker.id for worker in cluster.app.status().workers] == ["p0", "d0"]
+
+
+@virtual
+async def test_another_model_s_workers_get_nothing_that_began_on_this_one() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client, _ = await until_running(cluster, p, d)
+        p.die()
+        d.die()
+        await cluster.settle()
+        both = cluster.dial(hello("b0", Role.BOTH, weights_fingerprint="newer"))
+        await both.expect(Welcome)
+        both.say(load())
+        await client.end()
+        assert isinstance(client.error, UnknownModel) and not both.got(StartDecode)
+        assert client.ids() == [A, B]
