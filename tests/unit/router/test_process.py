@@ -1,0 +1,88 @@
+"""The router as a process: what it says before any worker has joined, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
+
+PATIENCE_S = 30.0
+_CODE = """
+import sys
+from pdserve.service.config import load
+from router.process import serve
+assert "torch" not in sys.modules, "torch in the router"
+raise SystemExit(serve(load(flags={
+    "router.listen": "127.0.0.1:0", "metrics.listen": "127.0.0.1:0", "log.format": "json", "router.id": "r0",
+    "timeouts.worker_wait_s": 0.2,
+})))
+"""
+
+
+@contextlib.contextmanager
+def router() -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """A router process and what it said when it began to listen."""
+    process = subprocess.Popen([sys.executable, "-c", _CODE], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if '"router.listening"' in line:
+                yield process, json.loads(line)
+                break
+        else:
+            pytest.fail("the router did not start")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_router_without_workers_answers_and_drains() -> None:
+    with router() as (process, said), grpc.insecure_channel(said["address"]) as channel:
+        stub = InferenceStub(channel)
+        health = health_pb2_grpc.HealthStub(channel)
+
+        def state(service: str) -> object:
+            request = health_pb2.HealthCheckRequest(service=service)
+            return health.Check(request, timeout=PATIENCE_S, wait_for_ready=True).status
+
+        assert state("") == health_pb2.HealthCheckResponse.SERVING
+        assert state("pdserve.rpc.v1.Inference") == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert "pdserve.rpc.v1.Inference" in ProtoReflectionDescriptorDatabase(channel).get_services()
+
+        with pytest.raises(urllib.error.HTTPError) as not_ready:
+            urllib.request.urlopen(f"http://{said['metrics']}/readyz", timeout=PATIENCE_S)
+        assert not_ready.value.code == 503 and b"no tokenizer" in not_ready.value.read()
+        with urllib.request.urlopen(f"http://{said['metrics']}/metrics", timeout=PATIENCE_S) as metrics:
+            assert b"pdserve_pairs_up 0.0" in metrics.read()
+
+        status = stub.GetStatus(pb.GetStatusRequest(), timeout=PATIENCE_S)
+        assert status.router_id == "r0" and not status.workers and status.queue.limit == 1024
+        for request, code in (
+            (pb.GenerateRequest(), grpc.StatusCode.INVALID_ARGUMENT),
+            (
+                pb.GenerateRequest(text="x", sampling=pb.SamplingParams(top_p=2)),
+                grpc.StatusCode.INVALID_ARGUMENT,
+            ),
+            (pb.GenerateRequest(text="x"), grpc.StatusCode.UNAVAILABLE),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                list(stub.Generate(request, timeout=PATIENCE_S))
+            assert refused.value.code() is code
+        with pytest.raises(grpc.RpcError) as unknown:
+            stub.Abort(pb.AbortRequest(request_id="none"), timeout=PATIENCE_S)
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
