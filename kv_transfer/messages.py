@@ -60,7 +60,10 @@ class LinkState:
 
 @dataclass(frozen=True, slots=True)
 class OpenLease:
-    """A prefill for this lease begins. num_blocks: blocks of the prompt in all; the first num_skip stay unsent."""
+    """The attempt of this lease is accepted: from now on either side may end it, and LeaseClosed follows.
+
+    num_blocks  blocks of the prompt in all; the first num_skip stay unsent
+    """
 
     lease_id: int
     decode_worker: WorkerRef
@@ -91,7 +94,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """The prefill worker gives the lease up; D is told; answered by LeaseClosed."""
+    """The prefill worker gives the lease up; D is told; answered by LeaseClosed, unless that is on its way already."""
 
     lease_id: int
     error: PdserveError

@@ -63,6 +63,7 @@ class Orders:
             order = self._orders[decode_worker] = Order(decode_worker, addresses, due_s=now_s)
         elif not order.sessions:
             order.due_s = None if order.link is not None else now_s
+        order.addresses = addresses
         order.sessions[session_id] = None
         return order
 

@@ -93,8 +93,11 @@ class StreamNetwork:
 
     def next_due_s(self) -> float | None:
         """While a connection opens, when its next wait ends."""
-        for channel in [channel for channel, opening in self._openings.items() if channel.transport]:
-            del self._openings[channel]
+        self._openings = {
+            channel: opening
+            for channel, opening in self._openings.items()
+            if not channel.transport and channel.closed_reason is None
+        }
         dues = [opening.next_due_s() for opening in self._openings.values()]
         return min((due_s for due_s in dues if due_s is not None), default=None)
 
@@ -127,12 +130,12 @@ class StreamNetwork:
         while True:
             try:
                 sock, _address = listener.accept()
+                tune(sock)
             except BlockingIOError:
                 return
             except OSError as error:
                 log.warning("link.accept_failed", error=error.strerror)
                 return
-            tune(sock)
             channel = StreamChannel(self)
             if sock.family == socket.AF_UNIX:
                 assert self._unix is not None
@@ -141,6 +144,7 @@ class StreamNetwork:
             else:
                 channel.start(sock, "stream-tcp", TCP_SCHEME + _peer_name(sock))
             self._watch(channel, sock, selectors.EVENT_READ)
+            channel.flush()
             self._accepted.append(channel)
 
 

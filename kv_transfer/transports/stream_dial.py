@@ -91,12 +91,11 @@ class StreamOpening:
     def turn(self) -> socket.socket | str | None:
         """The connected socket; why none could be had; None: not yet."""
         while True:
-            if self._sock is None:
-                if not self._candidates:
-                    return "; ".join(self._failures) or "no address that this transport knows"
-                self._begin(self._candidates[0])
-                continue
+            if not self._candidates:
+                return "; ".join(self._failures) or "no address that this transport knows"
             try:
+                if self._sock is None:
+                    self._begin(self._candidates[0])
                 if not (self._is_connected or self._connect()):
                     return None
                 if not self._greet():
