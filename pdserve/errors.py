@@ -183,7 +183,9 @@ class Failure:
 
 def to_failure(error: PdserveError) -> Failure:
     """The message form of an error."""
-    return Failure(type(error).__name__, error.message, {name: str(value) for name, value in error.fields.items()})
+    return Failure(
+        type(error).__name__, error.message, {name: str(value) for name, value in error.fields.items()}
+    )
 
 
 def from_failure(failure: Failure) -> PdserveError:

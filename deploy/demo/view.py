@@ -120,7 +120,7 @@ class LineView:
             self._pending[label] = ""
 
     def _write(self, label: str, line: str) -> None:
-        self._console.out(f"{label:<{self._width}} | {line}", highlight=False)
+        self._console.out(f"{label:<{self._width}} | {line.strip()}".rstrip(), highlight=False)
 
 
 def view_for(console: Console, prompts: Sequence[Prompt]) -> View:
