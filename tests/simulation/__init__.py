@@ -1,0 +1,1 @@
+"""The whole cluster in one process under virtual time: a seed decides everything that happens."""

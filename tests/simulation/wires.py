@@ -1,0 +1,148 @@
+"""Sessions between simulated workers and routers: who dials whom, and how they break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdserve.errors import WorkerLost
+from pdserve.ids import WorkerRef
+from pdserve.messages import Down, Up
+from pdserve.service.cache_events import MemoryCacheEvents, Subscribe
+from pdserve.service.memory_session import MemoryWire
+from pdserve.session import Session
+from router.app import RouterApp
+
+SILENT_S = 2.0  # keepalive ends a session that is cut for so long
+
+
+class Gate(Protocol):
+    """A process that may be stopped for a while."""
+
+    async def running(self) -> None:
+        """Returns at once, or when the process is continued."""
+        ...
+
+
+class RouterPlace(Protocol):
+    """A simulated router process."""
+
+    @property
+    def app(self) -> RouterApp | None: ...
+
+
+@dataclass(slots=True)
+class _Open:
+    wire: MemoryWire
+    worker_id: str
+    router_id: str
+    worker: WorkerRef
+
+
+class SessionFabric:
+    """All sessions of the simulated cluster."""
+
+    def __init__(
+        self,
+        delay: Callable[[], float],
+        tasks: asyncio.TaskGroup,
+        routers: dict[str, RouterPlace],
+    ) -> None:
+        self._delay = delay
+        self._tasks = tasks
+        self._routers = routers
+        self._open: list[_Open] = []
+        self._cut: dict[tuple[str, str], tuple[bool, bool]] = {}  # (worker, router) -> up, down
+
+    async def dial(self, worker: WorkerRef, router_id: str) -> MemoryWire:
+        """A new session after a drawn delay. Raises WorkerLost if the router isn't there or can't be reached."""
+        await asyncio.sleep(self._delay())
+        app = self._routers[router_id].app
+        if app is None or (worker.id, router_id) in self._cut:
+            raise WorkerLost("nobody answers", router=router_id)
+        loop = asyncio.get_running_loop()
+        wire = MemoryWire(
+            loop.call_later, self._delay, worker=worker.id, router=router_id, silent_s=SILENT_S
+        )
+        entry = _Open(wire, worker.id, router_id, worker)
+        self._open.append(entry)
+        served = self._tasks.create_task(app.attach_session(wire.router_end))
+        served.add_done_callback(lambda _: self._open.remove(entry))
+        return wire
+
+    async def send_cache_events(self, worker: WorkerRef, router_id: str, subscribe: Subscribe) -> None:
+        """Run the stream beside the newest session; WorkerLost when the router is gone."""
+        app = self._routers[router_id].app
+        if app is None:
+            raise WorkerLost("nobody answers", router=router_id)
+        events = MemoryCacheEvents(
+            worker, subscribe, asyncio.get_running_loop().call_later, self._delay
+        )
+        try:
+            await app.attach_cache_events(events)
+        finally:
+            events.close()
+        raise WorkerLost("the stream has ended", router=router_id)
+
+    def reset(
+        self, *, worker: WorkerRef | None = None, worker_id: str | None = None, router_id: str | None = None
+    ) -> None:
+        """End the open sessions of a worker, or one process of it, or a router: a killed process, a lost connection."""
+        for entry in list(self._open):
+            if _fits(entry, worker_id, router_id) and worker in (None, entry.worker):
+                entry.wire.reset()
+
+    def cut(self, worker_id: str, router_id: str, *, up: bool = True, down: bool = True) -> None:
+        """Nothing passes in these directions until `heal`; nobody can dial meanwhile."""
+        self._cut[worker_id, router_id] = (up, down)
+        for entry in self._open:
+            if _fits(entry, worker_id, router_id):
+                entry.wire.cut(up=up, down=down)
+
+    def heal(self, worker_id: str, router_id: str) -> None:
+        """End a cut."""
+        if self._cut.pop((worker_id, router_id), None) is not None:
+            for entry in self._open:
+                if _fits(entry, worker_id, router_id):
+                    entry.wire.heal()
+
+
+def _fits(entry: _Open, worker_id: str | None, router_id: str | None) -> bool:
+    return worker_id in (None, entry.worker_id) and router_id in (None, entry.router_id)
+
+
+class FabricDialer:
+    """The SessionDialer of one simulated worker."""
+
+    def __init__(self, fabric: SessionFabric, me: WorkerRef, gate: Gate) -> None:
+        self._fabric = fabric
+        self._me = me
+        self._gate = gate
+
+    async def dial(self, address: str) -> Session[Up, Down]:
+        await self._gate.running()
+        wire = await self._fabric.dial(self._me, router_at(address))
+        return wire.worker_end
+
+    async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
+        await self._gate.running()
+        await self._fabric.send_cache_events(self._me, router_at(address), subscribe)
+
+
+def address_of(router_id: str) -> str:
+    """The address under which workers dial a simulated router."""
+    return f"{router_id}:1"
+
+
+def router_at(address: str) -> str:
+    """The router of an address."""
+    return address.removesuffix(":1")
+
+
+class NamesAreAddresses:
+    """The Resolver of a simulation."""
+
+    async def resolve(self, name: str) -> Sequence[str]:
+        return (name,)
