@@ -1,0 +1,235 @@
+"""Logits and tokens of the packaged model equal those of transformers on the same weights.
+
+Our engine decodes all prompts greedily in one batch, through the paged pool, long ones in chunks; the reference then
+computes the same ids in one pass each, so every position is compared given the same ids. Wherever our token is the
+reference's (its two best further apart than MARGIN), its own greedy text goes on like ours: free-running text is
+equal up to the first near-tie.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pdserve import modelstore
+from pdserve.engine.numerics import LinearKind, Precision, choose_precision, has_native_bfloat16
+from pdserve.engine.torch_runner import TorchRunner
+from pdserve.errors import UnknownModel
+from pdserve.tokenizer import Tokenizer
+from tests.reference.prompts import CHATS, LONG, TEXTS
+from tests.unit.engine_torch.driving import Stream
+
+pytestmark = pytest.mark.timeout(600)  # a minute where nothing else runs
+
+NUM_POSITIONS = 48
+CHUNK = 512
+BLOCK_SIZE = 16
+LOGITS_WITHIN = 1e-3
+MARGIN = 1e-3
+# transformers' bfloat16 is slow on CPUs without bfloat16 instructions.
+BFLOAT16_PROMPTS = ("capital", "python", "chinese", "emoji", "question", "turns")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, its ids with our float32 engine's tokens, and their logits, [NUM_POSITIONS, vocabulary]."""
+
+    prompt: list[int]
+    ids: list[int]
+    logits: Tensor
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    try:
+        return modelstore.resolve("smollm2-135m")
+    except UnknownModel:
+        return modelstore.fetch(modelstore.ALIASES["smollm2-135m"])
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    """transformers' model in float32, of the GGUF file as the `gguf` package decodes it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(str(folder))
+    models: Any = AutoModelForCausalLM
+    model = models.from_config(config, dtype=torch.float32)
+    state = reference_state(folder, {"q": config.num_attention_heads, "k": config.num_key_value_heads})
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert missing == ["lm_head.weight"]
+    assert not unexpected
+    model.tie_weights()
+    model.eval()
+    return model
+
+
+def reference_state(folder: Path, heads: dict[str, int]) -> dict[str, Tensor]:
+    """The file's tensors under transformers' names, rows of Q and K put back as they were before llama.cpp."""
+    index = json.loads((folder / "tensors.json").read_text())
+    raw = np.memmap(folder / index["file"], dtype=np.uint8, mode="r")
+    state: dict[str, Tensor] = {}
+    for name, entry in index["tensors"].items():
+        stored = raw[entry["offset"] : entry["offset"] + entry["nbytes"]]
+        kind = gguf.GGMLQuantizationType[entry["type"]]
+        rows = stored.reshape(-1, stored.size // prod(entry["shape"][:-1]))
+        values = np.array(gguf.dequantize(rows, kind), dtype=np.float32).reshape(entry["shape"])
+        for part, count in heads.items():
+            if name.endswith(f"{part}_proj.weight"):
+                values = values.reshape(count, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        state[name] = torch.from_numpy(np.ascontiguousarray(values))
+    return state
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path) -> dict[str, list[int]]:
+    tokenizer = Tokenizer.load(folder)
+    found = {name: tokenizer.encode(text) for name, text in TEXTS.items()}
+    found |= {name: tokenizer.encode_chat(chat) for name, chat in CHATS.items()}
+    found["long"] = tokenizer.encode(LONG)
+    assert len(found) >= 20
+    assert len(found["long"]) > 2_000
+    return found
+
+
+@pytest.fixture(scope="module")
+def cases(folder: Path, prompts: dict[str, list[int]]) -> dict[str, Case]:
+    runner = make_runner(folder, choose_precision("float32"))
+    ids, logits = decode(runner, list(prompts.values()))
+    return {
+        name: Case(prompt, ids[index], logits[index]) for index, (name, prompt) in enumerate(prompts.items())
+    }
+
+
+def make_runner(folder: Path, precision: Precision) -> TorchRunner:
+    return TorchRunner(
+        folder,
+        dtype=precision.name,
+        deterministic=False,
+        num_threads=1,  # steady on a machine that does other things too
+        num_blocks=512,
+        kv_memory_bytes=0,
+        block_size=BLOCK_SIZE,
+        precision=precision,
+    )
+
+
+def decode(
+    runner: TorchRunner, prompts: Sequence[list[int]], forced: Sequence[list[int]] | None = None
+) -> tuple[list[list[int]], list[Tensor]]:
+    """Prefill each prompt in chunks, then decode all together, greedily or along forced ids.
+
+    forced   ids with NUM_POSITIONS tokens behind each prompt
+    returns  such ids, and the logits that those tokens came from, each [NUM_POSITIONS, vocabulary]
+    """
+    streams: list[Stream] = []
+    first = 0
+    for prompt in prompts:
+        num_blocks = runner.layout.blocks_for(len(prompt) + NUM_POSITIONS)
+        streams.append(Stream(list(prompt), list(range(first, first + num_blocks))))
+        first += num_blocks
+    collected: list[list[Tensor]] = [[] for _ in prompts]
+
+    def step(indices: Sequence[int]) -> None:
+        rows = [streams[index].row(CHUNK) for index in indices]
+        logits = iter(runner.logits(rows))
+        for index, row in zip(indices, rows, strict=True):
+            stream, token_id = streams[index], None
+            if row.sample is not None:
+                here = next(logits).clone()
+                collected[index].append(here)
+                token_id = int(here.argmax()) if forced is None else forced[index][len(stream.ids)]
+            stream.computed(row, token_id)
+
+    for index, stream in enumerate(streams):
+        while not collected[index]:
+            step([index])
+        assert stream.num_computed == len(prompts[index])
+    for _ in range(NUM_POSITIONS - 1):
+        step(range(len(streams)))
+    return [stream.ids for stream in streams], [torch.stack(logits) for logits in collected]
+
+
+def reference_logits(model: Any, case: Case) -> Tensor:
+    """The same positions by one pass of the reference, [NUM_POSITIONS, vocabulary] float32."""
+    with torch.inference_mode():
+        given: Tensor = model(torch.tensor([case.ids[:-1]]), logits_to_keep=NUM_POSITIONS).logits
+    return given[0].to(torch.float32)
+
+
+def test_float32_logits_and_greedy_tokens(cases: dict[str, Case], reference: Any) -> None:
+    compared = 0
+    worst: dict[str, float] = {}
+    for name, case in cases.items():
+        want = reference_logits(reference, case)
+        worst[name] = float((case.logits - want).abs().max())
+        best = want.topk(2).values
+        clear = best[:, 0] - best[:, 1] > MARGIN
+        same = case.logits.argmax(dim=-1) == want.argmax(dim=-1)
+        assert same[clear].all(), name
+        compared += int(clear.sum())
+    print(f"largest logit difference {max(worst.values()):.1e}, {compared} tokens compared")
+    assert max(worst.values()) < LOGITS_WITHIN, worst
+    assert compared >= 0.95 * NUM_POSITIONS * len(cases)
+
+
+@pytest.mark.parametrize("name", ["capital", "turns", "emoji"])
+def test_free_running_text_is_equal_up_to_the_first_near_tie(
+    name: str, cases: dict[str, Case], reference: Any
+) -> None:
+    case = cases[name]
+    with torch.inference_mode():
+        given = reference.generate(
+            torch.tensor([case.prompt]),
+            max_new_tokens=NUM_POSITIONS,
+            min_new_tokens=NUM_POSITIONS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    logits = torch.cat(given.logits)
+    best = logits.topk(2).values
+    ties = torch.nonzero(best[:, 0] - best[:, 1] <= MARGIN).flatten().tolist()
+    until = len(case.prompt) + (ties[0] if ties else NUM_POSITIONS)
+    assert case.ids[:until] == given.sequences[0].tolist()[:until]
+    assert until > len(case.prompt) + 3
+
+
+def precisions() -> list[Precision]:
+    """What this CPU chooses for bfloat16, and what a CPU with bfloat16 instructions does."""
+    native = Precision("bfloat16", torch.bfloat16, torch.bfloat16, LinearKind.PLAIN)
+    return [choose_precision("bfloat16")] if has_native_bfloat16() else [choose_precision("bfloat16"), native]
+
+
+def test_bfloat16_errs_no_more_than_the_reference(
+    folder: Path, cases: dict[str, Case], reference: Any
+) -> None:
+    """Root mean square against float32 over all logits of all positions: at most 1.5 times transformers' bfloat16."""
+    chosen = [cases[name] for name in BFLOAT16_PROMPTS]
+    exact = torch.cat([case.logits for case in chosen])
+    theirs_model = type(reference)(reference.config).to(torch.bfloat16)
+    theirs_model.load_state_dict(reference.state_dict())
+    theirs = rms(torch.cat([reference_logits(theirs_model.eval(), case) for case in chosen]) - exact)
+    for precision in precisions():
+        _, logits = decode(
+            make_runner(folder, precision), [case.prompt for case in chosen], [case.ids for case in chosen]
+        )
+        ours = rms(torch.cat(logits) - exact)
+        print(f"{precision}: error {ours:.4f}, transformers {theirs:.4f}, ratio {ours / theirs:.2f}")
+        assert ours <= 1.5 * theirs
+
+
+def rms(values: Tensor) -> float:
+    return float(values.double().pow(2).mean().sqrt())
