@@ -12,6 +12,8 @@ PROTO_OUT ?= .
 
 DEMO_ARGS ?=
 TEST_ARGS ?=
+# Test processes at once; 0 runs all in one.
+TEST_WORKERS ?= 2
 
 .PHONY: help demo test test-slow check format lint proto bench-engine clean distclean \
 	check-format check-lint check-types check-imports check-proto check-tests
@@ -23,7 +25,7 @@ demo: $(VENV)/.installed ## a real model answers through router, prefill and dec
 	@$(PY) -m deploy.demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev ## all tests but the slow ones (15 minutes at most on 2 cores)
-	@$(PY) -m pytest -m "not slow" $(TEST_ARGS)
+	@$(PY) -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
 
 test-slow: $(VENV)/.installed-dev ## the full matrices
 	@$(PY) -m pytest -m slow $(TEST_ARGS)
@@ -76,7 +78,7 @@ check-proto:
 		|| { echo "generated code is out of date: run make proto"; exit 1; }
 
 check-tests:
-	@$(PY) -m pytest -q $(wildcard tests/unit tests/property)
+	@$(PY) -m pytest -q -n $(TEST_WORKERS) $(wildcard tests/unit tests/property)
 
 # --- virtual environments; a stamp file says what is in them
 
