@@ -6,9 +6,12 @@ workers an error travels as `Failure(error, message, fields)` and is raised agai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+
+DEFAULT_RETRY_AFTER_S = 1.0
 
 
 class Code(Enum):
@@ -61,7 +64,7 @@ class InvalidRequest(PdserveError):
 
 
 class UnknownModel(PdserveError):
-    """The caller named a model, request or worker that is not here."""
+    """The caller named a model that is not served here."""
 
     code = Code.NOT_FOUND
 
@@ -72,13 +75,21 @@ class UnknownRequest(PdserveError):
     code = Code.NOT_FOUND
 
 
+class UnknownWorker(PdserveError):
+    """No worker of that id has joined this router."""
+
+    code = Code.NOT_FOUND
+
+
 class Overloaded(PdserveError):
     """No room now; the caller may come back in `retry_after_s`. Never a reason to eject a worker."""
 
     code = Code.RESOURCE_EXHAUSTED
     replayable = True
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0, **fields: object) -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: float = DEFAULT_RETRY_AFTER_S, **fields: object
+    ) -> None:
         super().__init__(message, retry_after_s=retry_after_s, **fields)
         self.retry_after_s = float(retry_after_s)
 
@@ -189,15 +200,25 @@ def to_failure(error: PdserveError) -> Failure:
 
 
 def from_failure(failure: Failure) -> PdserveError:
-    """The error of a message; a class this version doesn't know becomes InvariantViolated and keeps its name."""
-    cls = _CLASSES.get(failure.error)
-    fields: dict[str, object] = dict(failure.fields)
-    if cls is None:
-        return InvariantViolated(failure.message, error=failure.error, **fields)
-    if cls is Overloaded:
-        retry_after_s = float(str(fields.pop("retry_after_s", "1.0")))
-        return Overloaded(failure.message, retry_after_s=retry_after_s, **fields)
-    return cls(failure.message, **fields)
+    """The error of a message, whatever its fields say; a class this version doesn't know becomes InvariantViolated
+    and keeps its name. Never raises: what came from another process must not end the reader."""
+    cls = _CLASSES.get(failure.error, InvariantViolated)
+    error = cls(failure.message)
+    error.fields.update(failure.fields)
+    if cls.__name__ != failure.error:
+        error.fields["error"] = failure.error
+    if isinstance(error, Overloaded):
+        error.retry_after_s = _retry_after_s(failure.fields.get("retry_after_s"))
+        error.fields["retry_after_s"] = error.retry_after_s
+    return error
+
+
+def _retry_after_s(text: object) -> float:
+    try:
+        value = float(str(text))
+    except ValueError:
+        return DEFAULT_RETRY_AFTER_S
+    return value if math.isfinite(value) and value >= 0 else DEFAULT_RETRY_AFTER_S
 
 
 def primary(group: BaseExceptionGroup[BaseException]) -> BaseException:
