@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
+from pdserve.errors import PdserveError
+
 S_contra = TypeVar("S_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
@@ -29,9 +31,14 @@ class Session(Protocol, Generic[S_contra, R_co]):
         ...
 
     async def receive(self) -> R_co:
-        """The next message, in order. Raises WorkerLost when the session has ended."""
+        """The next message, in order. Raises WorkerLost when the session has ended, Incompatible if the other side
+        refused it as such."""
         ...
 
     def close(self, reason: str) -> None:
         """End the session now; idempotent. Messages not yet sent may be lost."""
+        ...
+
+    def refuse(self, error: PdserveError) -> None:
+        """As `close`, with an error that the other side should learn: over gRPC it is the call's status."""
         ...

@@ -142,6 +142,7 @@ class RouterApp:
         except (Incompatible, Stale, InvalidRequest) as refusal:
             log.error("worker.refused", peer=session.peer, error=type(refusal).__name__, reason=str(refusal))
             self.metrics.workers_refused.labels(reason=type(refusal).__name__).inc()
+            session.refuse(refusal)
             error = refusal
         except PdserveError as lost:
             error = lost
@@ -184,7 +185,7 @@ class RouterApp:
             await self.text.load(files, member.hello.tokenizer_fingerprint)
         except PdserveError as error:
             log.error("tokenizer.refused", worker=member.id, reason=str(error))
-            member.session.close(f"its tokenizer can't be used: {error}")
+            member.session.refuse(error)
 
     def _topology_changed(self, serving: bool) -> None:
         if serving != self._serving:

@@ -65,6 +65,8 @@ class WorkersServicer(session_pb2_grpc.WorkersServicer):
             await session.run(context.read, context.write)
         finally:  # cancelled if the connection is gone
             session.end("connection lost")
+        if session.refusal is not None:
+            raise session.refusal
         if session.close_reason is not None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, session.close_reason)
 

@@ -13,10 +13,11 @@ from typing import Any, Generic, TypeVar
 import grpc.aio
 import structlog
 
-from pdserve.errors import PdserveError
+from pdserve.errors import Incompatible, PdserveError
 from pdserve.service.inbox import Inbox
 from pdserve.service.outbox import DEFAULT_LIMIT, Outbox
 from pdserve.service.rpc import EOF
+from pdserve.service.rpc_errors import error_of
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -46,6 +47,7 @@ class GrpcStream(Generic[S, R]):
         self._over = asyncio.Event()
         self.lingers = True
         self.close_reason: str | None = None
+        self.refusal: PdserveError | None = None
 
     @property
     def peer(self) -> str:
@@ -77,10 +79,15 @@ class GrpcStream(Generic[S, R]):
         self._over.set()
         self._work.set()
 
-    def end(self, reason: str) -> None:
+    def refuse(self, error: PdserveError) -> None:
+        if not self.ended:
+            self.refusal = error
+            self.close(str(error))
+
+    def end(self, reason: str, misfit: Incompatible | None = None) -> None:
         """The other side is gone: what has arrived can still be read."""
         self.lingers = False
-        self._inbox.end(reason)
+        self._inbox.end(reason, misfit)
         self._over.set()
         self._work.set()
 
@@ -111,7 +118,8 @@ class GrpcStream(Generic[S, R]):
                     return
                 self._inbox.put(self._decode(msg))
         except grpc.aio.AioRpcError as error:
-            self.end(error.details() or error.code().name)
+            told = error_of(error, self._peer)
+            self.end(error.details() or error.code().name, told if isinstance(told, Incompatible) else None)
         except grpc.aio.BaseError:  # how a server's context says that its call is over
             self.end("connection lost")
         except PdserveError as error:

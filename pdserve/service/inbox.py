@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from pdserve.errors import WorkerLost
+from pdserve.errors import Incompatible, WorkerLost
 
 M = TypeVar("M")
 
@@ -27,6 +27,7 @@ class Inbox(Generic[M]):
         self._messages: deque[M] = deque()
         self._changed = asyncio.Event()
         self._end_reason: str | None = None
+        self._misfit: Incompatible | None = None
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -45,10 +46,13 @@ class Inbox(Generic[M]):
             self._messages.append(message)
             self._changed.set()
 
-    def end(self, reason: str) -> None:
-        """No more messages will come; what is here can still be read. The first reason stays."""
+    def end(self, reason: str, misfit: Incompatible | None = None) -> None:
+        """No more messages will come; what is here can still be read. The first reason stays.
+
+        misfit  why the other side will never have this one
+        """
         if self._end_reason is None:
-            self._end_reason = reason
+            self._end_reason, self._misfit = reason, misfit
             self._changed.set()
 
     def discard(self, reason: str) -> None:
@@ -57,8 +61,10 @@ class Inbox(Generic[M]):
         self.end(reason)
 
     async def get(self) -> M:
-        """The next message. Raises WorkerLost after the end."""
+        """The next message. Raises WorkerLost after the end, Incompatible if that was the reason of the other side."""
         while not self._messages:
+            if self._misfit is not None:
+                raise self._misfit
             if self._end_reason is not None:
                 raise WorkerLost("the session has ended", peer=self._peer, reason=self._end_reason)
             self._changed.clear()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from pdserve.errors import Incompatible, PdserveError
 from pdserve.messages import Down, Up
 from pdserve.service.inbox import LIMIT, Inbox
 from pdserve.service.outbox import DEFAULT_LIMIT, Outbox
@@ -117,9 +118,14 @@ class MemorySession(Generic[S, R]):
         self._inbox.discard(reason)
         self._outward.finish(reason)
 
-    def end(self, reason: str) -> None:
+    def refuse(self, error: PdserveError) -> None:
+        if not self.ended:
+            self._outward.misfit = error if isinstance(error, Incompatible) else None
+            self.close(str(error))
+
+    def end(self, reason: str, misfit: Incompatible | None = None) -> None:
         """The other end, or the wire, is gone; what has arrived can still be read."""
-        self._inbox.end(reason)
+        self._inbox.end(reason, misfit)
         self._outward.break_off()
 
 
@@ -129,6 +135,7 @@ class _Pipe(Generic[S]):
     def __init__(self, schedule: Schedule, delay: Callable[[], float], sender: str, limit: int) -> None:
         self.cut = False
         self.stalled = False
+        self.misfit: Incompatible | None = None  # why the sender will never have the reader
         self._sender = sender
         self._schedule = schedule
         self._delay = delay
@@ -140,9 +147,9 @@ class _Pipe(Generic[S]):
         self._pump_is_due = False
         self._broken = False
         self._inbox: Inbox[S]
-        self._end: Callable[[str], None]
+        self._end: Callable[[str, Incompatible | None], None]
 
-    def attach(self, inbox: Inbox[S], end: Callable[[str], None]) -> None:
+    def attach(self, inbox: Inbox[S], end: Callable[[str, Incompatible | None], None]) -> None:
         """Where messages arrive, and who is told of the end."""
         self._inbox = inbox
         self._end = end
@@ -201,7 +208,7 @@ class _Pipe(Generic[S]):
 
     def _tell_abandoned(self) -> None:
         reason = f"closed by {self._sender}: {self._abandon_reason}"
-        self._schedule(max(0.0, self._delay()), lambda: self._end(reason))
+        self._schedule(max(0.0, self._delay()), lambda: self._end(reason, self.misfit))
 
     def _pump_soon(self) -> None:
         if not self._pump_is_due:
@@ -223,7 +230,7 @@ class _Pipe(Generic[S]):
                 self._inbox.put(message)
                 continue
             self.break_off()
-            self._end(f"closed by {self._sender}: {self._finish_reason}")
+            self._end(f"closed by {self._sender}: {self._finish_reason}", self.misfit)
 
 
 class _Flight(Generic[S]):

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from pdserve.errors import PdserveError, WorkerLost
+from pdserve.errors import Incompatible, PdserveError, WorkerLost
 from pdserve.ids import Random
 from pdserve.messages import (
     Down,
@@ -33,6 +33,7 @@ log = structlog.get_logger()
 
 _FIRST_BACK_OFF_S = 0.05
 _MAX_BACK_OFF_S = 1.0
+_MISFIT_BACK_OFF_S = 10.0  # only an operator can change that this worker doesn't fit
 _RESOLVE_EVERY_S = 3.0
 _DIAL_S = 5.0
 
@@ -112,6 +113,7 @@ class RouterSessions:
         self._next_session_id = 1
         self._addresses: dict[str, dict[str, None]] = {name: {} for name in self._routers}
         self._kept: dict[str, None] = {}
+        self._misfits: dict[str, str] = {}  # by address: why the router there won't have this worker
         self._superseded = False
         self._load: Load | None = None
 
@@ -186,7 +188,12 @@ class RouterSessions:
         back_off_s = _FIRST_BACK_OFF_S
         try:
             while self._wanted(address):
-                router_id = await self._join_once(address)
+                try:
+                    router_id = await self._join_once(address)
+                except Incompatible as error:
+                    self._note_misfit(address, error)
+                    await asyncio.sleep(_MISFIT_BACK_OFF_S * (0.5 + 0.5 * self._random.random()))
+                    continue
                 if router_id is not None:
                     back_off_s = _FIRST_BACK_OFF_S
                     await self._while_joined_elsewhere(router_id)
@@ -195,6 +202,13 @@ class RouterSessions:
                     back_off_s = min(_MAX_BACK_OFF_S, 2 * back_off_s)
         finally:
             self._kept.pop(address, None)
+            self._misfits.pop(address, None)
+
+    def _note_misfit(self, address: str, error: Incompatible) -> None:
+        """Tell the operator, once for each reason."""
+        if self._misfits.get(address) != str(error):
+            self._misfits[address] = str(error)
+            log.error("router.refuses_this_worker", router=address, error=str(error))
 
     async def _while_joined_elsewhere(self, router_id: str) -> None:
         """Two addresses may lead to one router, which keeps the later session: don't take turns ending each other."""
@@ -205,7 +219,10 @@ class RouterSessions:
             await other.ended.wait()
 
     async def _join_once(self, address: str) -> str | None:
-        """One session from dial to end. Returns the router's id if it took this worker in."""
+        """One session from dial to end. Returns the router's id if it took this worker in.
+
+        Raises Incompatible if the router says that this worker doesn't fit.
+        """
         try:
             async with asyncio.timeout(_DIAL_S):
                 session = await self._dialer.dial(address)
@@ -222,6 +239,8 @@ class RouterSessions:
         try:
             async with asyncio.timeout(_DIAL_S):
                 welcome = await session.receive()
+        except Incompatible:
+            raise
         except (PdserveError, TimeoutError) as error:
             log.info("router.not_joined", router=address, error=str(error) or "no welcome")
             return None
@@ -234,6 +253,7 @@ class RouterSessions:
         session_id, live = self._next_session_id, _Live(session, welcome.router_id)
         self._next_session_id += 1
         self._live[session_id] = live
+        misfit: Incompatible | None = None
         log.info("router.joined", router=welcome.router_id, address=address, session=session_id)
         self._listener.on_session_opened(session_id, welcome.router_id)
         try:
@@ -243,25 +263,28 @@ class RouterSessions:
                 self._send_tokenizer(session)
             async with asyncio.TaskGroup() as group:
                 cache_events = group.create_task(self._tell_cache(address))
-                await self._read(session_id, live)
+                misfit = await self._read(session_id, live)
                 cache_events.cancel()
         finally:
             del self._live[session_id]
             live.ended.set()
             self._listener.on_session_closed(session_id)
+        if misfit is not None:
+            raise misfit
         return welcome.router_id
 
-    async def _read(self, session_id: int, live: _Live) -> None:
+    async def _read(self, session_id: int, live: _Live) -> Incompatible | None:
+        """Until the session has ended; the reason if it is one for an operator."""
         while True:
             try:
                 message = await live.session.receive()
             except PdserveError as error:
                 log.info("router.left", router=live.router_id, session=session_id, error=str(error))
-                return
+                return error if isinstance(error, Incompatible) else None
             live.num_quiet_ticks = 0
             if isinstance(message, Superseded):
                 self._supersede()
-                return
+                return None
             if not isinstance(message, DownHeartbeat):
                 self._listener.on_message(session_id, message)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdserve import messages as m
-from pdserve.errors import Draining, Failure, WorkerLost, to_failure
+from pdserve.errors import Draining, Failure, Incompatible, InvalidRequest, WorkerLost, to_failure
 from pdserve.session import Session
 from tests.contract.sessions.wires import OUTBOX_LIMIT, Wire, grpc_wire, memory_wire
 
@@ -139,6 +139,25 @@ async def test_closed_by_the_router_after_its_last_word(wire: Wire) -> None:
     messages, lost = await receive_until_lost(wire.worker)
     assert messages == [m.Superseded()]
     assert "a later epoch joined" in str(lost)
+
+
+async def test_a_misfit_learns_why_after_the_router_s_last_word(wire: Wire) -> None:
+    wire.router.send(m.Demand(1))
+    wire.router.refuse(Incompatible("worker's dtype differs", field="dtype", theirs="bf16", ours="fp32"))
+    wire.router.close("again")
+    assert await wire.worker.receive() == m.Demand(1)
+    for _ in range(2):
+        with pytest.raises(Incompatible, match=r"dtype differs.*field=dtype.*theirs=bf16.*ours=fp32"):
+            async with asyncio.timeout(LIMIT_S):
+                await wire.worker.receive()
+    with pytest.raises(WorkerLost, match="dtype differs"):
+        await wire.router.receive()
+
+
+async def test_any_other_refusal_is_the_end_of_a_session_with_its_reason(wire: Wire) -> None:
+    wire.router.refuse(InvalidRequest("the first message must be Hello", got="Load"))
+    _, lost = await receive_until_lost(wire.worker)
+    assert "must be Hello" in str(lost)
 
 
 async def test_a_silent_wire_ends_the_session_on_both_sides(wire: Wire) -> None:

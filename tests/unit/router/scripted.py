@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from pdserve.errors import Failure, PdserveError, WorkerLost, to_failure
+from pdserve.errors import Failure, Incompatible, PdserveError, WorkerLost, to_failure
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
     BlockCounts,
@@ -178,7 +178,7 @@ class ScriptedWorker:
         self.wire = wire
         self.hello = said
         self.received: list[Down] = []
-        self.lost: WorkerLost | None = None
+        self.lost: WorkerLost | Incompatible | None = None
         self.silent = False
         self._num_expected = 0
         self._num_steps = 0
@@ -212,7 +212,7 @@ class ScriptedWorker:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def expect_end(self, within_s: float = PATIENCE_S) -> WorkerLost:
+    async def expect_end(self, within_s: float = PATIENCE_S) -> WorkerLost | Incompatible:
         """The session's end as the worker learns it."""
         async with asyncio.timeout(within_s):
             while self.lost is None:
@@ -239,7 +239,7 @@ class ScriptedWorker:
                 if not isinstance(message, DownHeartbeat):
                     self.received.append(message)
                     self._changed.set()
-        except WorkerLost as lost:
+        except (WorkerLost, Incompatible) as lost:
             self.lost = lost
             self._changed.set()
 

@@ -7,7 +7,9 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
-from pdserve.errors import WorkerLost
+from structlog.testing import capture_logs
+
+from pdserve.errors import Incompatible, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
     Abort,
@@ -222,6 +224,30 @@ def test_dials_again_with_back_off_of_at_most_a_second() -> None:
     moments = [at_s for at_s, _ in world.dialled]
     gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
     assert gaps[0] < 0.1 and max(gaps) <= 1.0 and min(gaps[-5:]) >= 0.5
+
+
+def test_a_router_that_it_does_not_fit_is_asked_rarely_and_reported_once() -> None:
+    misfit = Incompatible("worker's vocab_size differs", field="vocab_size", theirs="10", ours="12")
+
+    async def refusing(end: RouterEnd) -> None:
+        await end.receive()
+        end.refuse(misfit)
+
+    async def refusing_later(end: RouterEnd) -> None:
+        await welcome(end, "r2")
+        end.refuse(misfit)
+
+    world = World({"a:1": refusing, "b:1": refusing_later, "c:1": good_router("r3")})
+    with capture_logs() as logs:
+        world.run(60.0)
+    for address in ("a:1", "b:1"):
+        moments = [at_s for at_s, dialled in world.dialled if dialled == address]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
+        assert min(gaps) >= 5.0 and max(gaps) <= 10.1
+    told = [entry for entry in logs if entry["event"] == "router.refuses_this_worker"]
+    assert [entry["router"] for entry in told] == ["a:1", "b:1"]
+    assert all("theirs=10" in entry["error"] and "ours=12" in entry["error"] for entry in told)
+    assert "opened 2 r3" in world.events or "opened 1 r3" in world.events
 
 
 def test_comes_back_after_a_lost_session_with_a_new_id() -> None:
