@@ -159,6 +159,8 @@ class Admission:
         if self._pumping:
             self._pump_again = True
             return
+        if not len(self._queue):
+            return  # every report of every worker comes here
         self._pumping = True
         try:
             self._pump_again = True

@@ -11,7 +11,7 @@ somebody else shows in the text.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -61,7 +61,7 @@ def link(word: int, token_id: int) -> int:
 
 def record(word: int) -> bytes:
     """All bytes of a record, from its word 0."""
-    return _RECORD.pack(*(word ^ mask for mask in WORD_MASKS))
+    return _RECORD.pack(*[word ^ mask for mask in WORD_MASKS])
 
 
 def expected_choice(
@@ -71,10 +71,21 @@ def expected_choice(
     num_prompt_tokens: int | None = None,
     rule: FakeRule | None = None,
 ) -> list[int]:
-    """What the fake model answers to a prompt until the key's conditions end it; O(1) a token.
+    """What the fake model answers to a prompt until the key's conditions end it.
 
     num_prompt_tokens  where generated tokens begin if prompt_ids holds replayed ones; they aren't given again
     """
+    return list(answering(prompt_ids, key, num_prompt_tokens=num_prompt_tokens, rule=rule))
+
+
+def answering(
+    prompt_ids: Sequence[int],
+    key: SampleKey,
+    *,
+    num_prompt_tokens: int | None = None,
+    rule: FakeRule | None = None,
+) -> Iterator[int]:
+    """The tokens of `expected_choice` one by one; O(1) each."""
     rule = rule or FakeRule()
     num_prompt_tokens = len(prompt_ids) if num_prompt_tokens is None else num_prompt_tokens
     hasher = xxhash.xxh3_64()
@@ -82,13 +93,13 @@ def expected_choice(
     for token_id in prompt_ids:
         word = link(word, token_id)
         hasher.update(record(word))
-    answer: list[int] = []
+    position = len(prompt_ids)
     while True:
-        position = len(prompt_ids) + len(answer)
         token_id = rule.next_token(hasher.intdigest(), position, num_prompt_tokens, key)
-        answer.append(token_id)
-        if finish_reason(key, token_id, position + 1 - num_prompt_tokens) is not None:
-            return answer
+        yield token_id
+        position += 1
+        if finish_reason(key, token_id, position - num_prompt_tokens) is not None:
+            return
         word = link(word, token_id)
         hasher.update(record(word))
 

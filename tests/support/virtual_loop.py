@@ -1,21 +1,24 @@
 """An asyncio event loop whose time is a VirtualClock: no test waits, and the same calls give the same trace.
 
-The selector, asked to wait, moves the clock to the next timer instead; asked to wait for ever, it raises `Hang`,
-because in one process without sockets nothing could come any more. Tasks hash by a serial number, so what asyncio
-keeps in sets (a TaskGroup's tasks, for one) comes out in the order in which it was made, not by memory address.
+Where another loop would wait for its next timer, this one moves the clock there; with no timer and nothing ready it
+raises `Hang`, because in one process without sockets nothing could come any more. Timers of one moment fire in the
+order in which they were set. Tasks hash by a serial number, so what asyncio keeps in sets (a TaskGroup's tasks, for
+one) comes out in the order in which it was made, not by memory address.
 """
 
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Coroutine
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from pdserve.clock import VirtualClock
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Hang(AssertionError):
@@ -24,27 +27,6 @@ class Hang(AssertionError):
 
 class LeftBehind(AssertionError):
     """The main coroutine has ended and tasks of its are still there, or one of them failed unseen."""
-
-
-class VirtualSelector(selectors.SelectSelector):
-    """Advances the clock where another selector would wait.
-
-    limit_s  virtual moment behind which waiting counts as a hang; None = no limit
-    """
-
-    def __init__(self, clock: VirtualClock, limit_s: float | None = None) -> None:
-        super().__init__()
-        self._clock = clock
-        self.limit_s = limit_s
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise Hang(f"no timer and nothing ready at {self._clock.now_s():.6f}")
-        if timeout > 0:
-            self._clock.advance(timeout)
-            if self.limit_s is not None and self._clock.now_s() > self.limit_s:
-                raise Hang(f"still running at the limit of {self.limit_s:.6f}")
-        return []
 
 
 class _SerialTask(asyncio.Task[Any]):
@@ -58,13 +40,22 @@ class _SerialTask(asyncio.Task[Any]):
         return self.serial
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """The event loop over a VirtualClock; `unseen` collects what went to the exception handler."""
+class VirtualLoop(asyncio.BaseEventLoop):
+    """The event loop over a VirtualClock; `unseen` collects what went to the exception handler.
+
+    limit_s  virtual moment behind which waiting counts as a hang; None = no limit
+    """
+
+    _ready: deque[asyncio.Handle]  # asyncio's own
+    _stopping: bool
 
     def __init__(self, clock: VirtualClock, limit_s: float | None = None) -> None:
+        super().__init__()
         self.clock = clock
-        super().__init__(VirtualSelector(clock, limit_s))
+        self._limit_s = limit_s
         self._num_tasks = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._num_timers = 0
         self.unseen: list[dict[str, Any]] = []
         self.set_task_factory(_make_task)
         self.set_exception_handler(lambda _, context: self.unseen.append(context))
@@ -76,6 +67,63 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """1, 2, 3, …"""
         self._num_tasks += 1
         return self._num_tasks
+
+    # --- what asyncio.BaseEventLoop does with a selector and a heap of handles, without either: a simulation sets
+    # some hundred thousand timers a second
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.clock.now_s() + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._num_timers += 1
+        heapq.heappush(self._timers, (when, self._num_timers, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It stays in the heap until its moment."""
+
+    def _write_to_self(self) -> None:
+        """`call_soon_threadsafe` wakes nobody: there is one thread."""
+
+    def _run_once(self) -> None:
+        ready, timers, clock = self._ready, self._timers, self.clock
+        now_s = clock.now_s()
+        if not ready and not self._stopping:
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
+            if not timers:
+                raise Hang(f"no timer and nothing ready at {now_s:.6f}")
+            if timers[0][0] > now_s:
+                now_s = timers[0][0]
+                clock.advance_to(now_s)
+                if self._limit_s is not None and now_s > self._limit_s:
+                    raise Hang(f"still running at the limit of {self._limit_s:.6f}")
+        while timers and timers[0][0] <= now_s:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
 
 
 def _make_task(
