@@ -34,8 +34,11 @@ def serve(config: Config) -> int:
         return runner.run(run_router(config))
 
 
-async def run_router(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT, then drain. Returns the exit code; raises ConfigError if it can't listen."""
+async def run_router(config: Config, stop_grace_s: float = STOP_GRACE_S) -> int:
+    """Serve until SIGTERM or SIGINT, then drain. Returns the exit code; raises ConfigError if it can't listen.
+
+    stop_grace_s  how long calls that don't end by themselves (a health watch) are waited for at the end
+    """
     clock, random = SystemClock(), system_random()
     router_id = config.router.id or draw_text_id(random, "router")
     set_up_logs(config.log, role="router", router=router_id)
@@ -44,7 +47,8 @@ async def run_router(config: Config) -> int:
     work = ThreadWork()
     try:
         async with StopSignals() as stop, asyncio.TaskGroup() as tasks:
-            await _Process(config, router_id, secret, clock, random, work, tasks).run(stop)
+            process = _Process(config, router_id, secret, clock, random, work, tasks, stop_grace_s)
+            await process.run(stop)
     finally:
         work.close()
     return EXIT_OK
@@ -62,8 +66,10 @@ class _Process:
         random: Random,
         work: ThreadWork,
         tasks: asyncio.TaskGroup,
+        stop_grace_s: float,
     ) -> None:
         self._config = config
+        self._stop_grace_s = stop_grace_s
         self._tasks = tasks
         self._listening = False
         self._registry = CollectorRegistry()
@@ -129,7 +135,7 @@ class _Process:
         await self._health.drain()
         await self._app.drain()
         self._app.close_sessions()
-        await self._server.stop(STOP_GRACE_S)
+        await self._server.stop(self._stop_grace_s)
 
     def _not_ready(self) -> list[str]:
         reasons = []

@@ -2,7 +2,7 @@
 
 import sys
 
-from pdserve.cli.main import main
+from pdserve.cli.main import console
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console())

@@ -134,6 +134,12 @@ def test_the_start_is_light(argv: list[str]) -> None:
     )
 
 
+def test_the_end_is_light_too() -> None:
+    """The interpreter looks for cycles on its way out; what `console` has frozen is left out of that."""
+    script = "import gc, sys; from pdserve.cli.main import console; console(); print(gc.get_freeze_count())"
+    assert int(run("version", script=script).stdout.split()[-1]) > 10_000
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     command = f"{sys.executable} -m pdserve.cli router --help | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
