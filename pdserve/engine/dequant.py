@@ -6,7 +6,8 @@ A row of weights is a run of blocks of 32 values:
     Q4_0  d: f16 | 16 bytes of two nibbles       value = d·(q − 8)
     Q4_1  d: f16 | m: f16 | 16 bytes of nibbles  value = d·q + m
 
-The low nibbles of the 16 bytes are values 0…15, the high ones 16…31.
+The low nibbles of the 16 bytes are values 0…15, the high ones 16…31. Five-bit blocks: dequant_five.py; K-quants, whose
+blocks have 256 values: dequant_k.py.
 Source: ggml's quantised block layouts, https://github.com/ggml-org/ggml (ggml-common.h).
 """
 
@@ -16,6 +17,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from pdserve.engine.dequant_bits import half, nibbles
+from pdserve.engine.dequant_five import q5_0, q5_1
+from pdserve.engine.dequant_k import SUPER_VALUES, q4_k, q5_k, q6_k
 
 BLOCK_VALUES = 32
 
@@ -27,8 +32,15 @@ UNITS: dict[str, tuple[int, int]] = {
     "Q8_0": (BLOCK_VALUES, 34),
     "Q4_0": (BLOCK_VALUES, 18),
     "Q4_1": (BLOCK_VALUES, 20),
+    "Q5_0": (BLOCK_VALUES, 22),
+    "Q5_1": (BLOCK_VALUES, 24),
+    "Q4_K": (SUPER_VALUES, 144),
+    "Q5_K": (SUPER_VALUES, 176),
+    "Q6_K": (SUPER_VALUES, 210),
 }
 
+# Decoded at once: what lies between is small then, and stays in the caches.
+_PIECE_VALUES = 1 << 20
 _PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -46,33 +58,38 @@ def decode(raw: Tensor, kind: str) -> Tensor:
     """
     if kind in _PLAIN:
         return _view(raw, _PLAIN[kind])
-    return _BLOCK_DECODERS[kind](raw.view(-1, UNITS[kind][1])).view(-1)
+    num_values, size = UNITS[kind]
+    blocks = raw.view(-1, size)
+    values = torch.empty(len(blocks), num_values)
+    step = _PIECE_VALUES // num_values
+    for start in range(0, len(blocks), step):
+        values[start : start + step] = _BLOCK_DECODERS[kind](blocks[start : start + step])
+    return values.view(-1)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return _half(blocks[:, :2]) * blocks[:, 2:].contiguous().view(torch.int8).to(torch.float32)
+    return half(blocks[:, :2]) * blocks[:, 2:].contiguous().view(torch.int8).to(torch.float32)
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks[:, :2]) * (_nibbles(blocks[:, 2:]) - 8.0)
+    return half(blocks[:, :2]) * (nibbles(blocks[:, 2:]).to(torch.float32) - 8.0)
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    scaled = _half(blocks[:, :2]) * _nibbles(blocks[:, 4:])
-    return scaled + _half(blocks[:, 2:4])  # two roundings, as the reference does: no fused multiply-add
+    scaled = half(blocks[:, :2]) * nibbles(blocks[:, 4:]).to(torch.float32)
+    return scaled + half(blocks[:, 2:4])  # two roundings, as the reference does: no fused multiply-add
 
 
-_BLOCK_DECODERS: dict[str, Callable[[Tensor], Tensor]] = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1}
-
-
-def _half(columns: Tensor) -> Tensor:
-    """Two bytes a block as float32, [blocks, 1]."""
-    return columns.contiguous().view(torch.float16).to(torch.float32)
-
-
-def _nibbles(packed: Tensor) -> Tensor:
-    """[blocks, 16] bytes as [blocks, 32] float32 in 0…15."""
-    return torch.cat((packed & 15, packed >> 4), dim=1).to(torch.float32)
+_BLOCK_DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": q5_0,
+    "Q5_1": q5_1,
+    "Q4_K": q4_k,
+    "Q5_K": q5_k,
+    "Q6_K": q6_k,
+}
 
 
 def _view(raw: Tensor, dtype: torch.dtype) -> Tensor:

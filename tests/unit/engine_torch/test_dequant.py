@@ -2,32 +2,73 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, dequantize, quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize, quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdserve.engine import dequant
 
 KINDS = list(dequant.UNITS)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
-def test_random_blocks(kind: str) -> None:
-    """Any bytes with finite scales are valid blocks: all nibbles, signs, subnormal and huge scales."""
-    rng = np.random.default_rng(11)
-    _, size = dequant.UNITS[kind]
-    raw = rng.integers(0, 256, (4096, size), dtype=np.uint8)
-    raw[:, 1] &= 0xBF  # exponents below the highest: no inf, no NaN
-    if kind == "Q4_1":
-        raw[:, 3] &= 0xBF
+# Where the 16-bit scales of a block lie. Any bytes with finite scales are a valid block.
+SCALES = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+WRITABLE = [kind for kind in KINDS if not kind.endswith("_K")]  # what the package can write, too
+
+
+def finite(raw: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
+    """Take the highest bit of each scale's exponent away: no inf, no NaN; subnormal and huge ones stay."""
+    for place in SCALES[kind]:
+        raw[:, place + 1] &= 0xBF
+    return raw
+
+
+def assert_equal_bits(raw: np.ndarray[Any, Any], kind: str) -> None:
     want = dequantize(raw, GGMLQuantizationType[kind]).reshape(-1)
     got = dequant.decode(torch.from_numpy(raw.reshape(-1)), kind)
     assert got.dtype is torch.float32
     assert got.numpy().tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCALES)
+def test_many_random_blocks(kind: str) -> None:
+    size = dequant.UNITS[kind][1]
+    raw = np.random.default_rng(11).integers(0, 256, (4096, size), dtype=np.uint8)
+    assert_equal_bits(finite(raw, kind), kind)
+
+
+@pytest.mark.parametrize("kind", SCALES)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_valid_blocks(kind: str, data: st.DataObject) -> None:
+    """Bytes as Hypothesis likes them: all zeros, all ones, runs, single bits."""
+    size = dequant.UNITS[kind][1]
+    num_blocks = data.draw(st.integers(1, 3))
+    content = data.draw(st.binary(min_size=num_blocks * size, max_size=num_blocks * size))
+    raw = np.frombuffer(bytearray(content), dtype=np.uint8).reshape(num_blocks, size)
+    assert_equal_bits(finite(raw, kind), kind)
+
+
+def test_sizes_are_ggmls() -> None:
+    for kind, unit in dequant.UNITS.items():
+        assert unit == GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+
+
+@pytest.mark.parametrize("kind", WRITABLE)
 def test_quantised_weights(kind: str) -> None:
     values = np.random.default_rng(12).standard_normal((8, 96), dtype=np.float32)
     raw = quantize(values, GGMLQuantizationType[kind])
