@@ -128,6 +128,7 @@ class MemoryChannel:
                 break
             self._take(packet, sink)
             if packet.payload is not None:
+                self._tell_room()
                 break
         return self.closed_reason is None and bool(self._inbox)
 
@@ -138,6 +139,11 @@ class MemoryChannel:
             assert packet.payload is not None
             sink.place(frame, header.generation, len(packet.payload))[:] = packet.payload
         sink.on_frame(frame, header.generation)
+
+    def _tell_room(self) -> None:
+        """A sender that waited for `can_send_piece` takes a turn, as one does whose socket has become writable."""
+        if self._far is not None:
+            self._wires.schedule(self._wires.delay(), self._far._wake)
 
     def flush(self) -> None:
         """What is sent is on its way already."""

@@ -16,6 +16,7 @@ from kv_transfer.transports.memory import MemoryNetwork
 from kv_transfer.transports.port import Network
 from pdserve.clock import VirtualClock
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner
+from pdserve.engine.port import Runner
 from pdserve.errors import PdserveError
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import BlockCounts, Role
@@ -34,6 +35,9 @@ RESTART_S = 0.7  # a supervisor's back-off
 
 BlockCheck = Callable[[str, BlockCounts, int], None]
 """Told the counts of a worker's pool after each call of its engine owner: (worker id, counts, num_blocks)."""
+
+MakeRunner = Callable[[str, int, int], Runner]
+"""The runner of a new process: (worker id, num_blocks, block_size). No two processes that live may share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +124,9 @@ class SimWorker:
     What ends by itself is started again after RESTART_S, as a supervisor would, unless it was superseded.
     """
 
-    def __init__(self, cluster: SimCluster, worker_id: str, role: Role, faults: FakeFaults, block_size: int) -> None:
+    def __init__(
+        self, cluster: SimCluster, worker_id: str, role: Role, faults: FakeFaults, block_size: int
+    ) -> None:
         self.id = worker_id
         self.role = role
         self.slowness = 1.0
@@ -164,16 +170,9 @@ class SimWorker:
         name = f"{self.id}/{cluster.next_serial()}"
         source = cluster.random_for(name)
         me = self._me = WorkerRef(self.id, Epoch(cluster.clock.wall_ns(), source.getrandbits(64)))
-        self._runner = BreakableRunner(
-            FakeRunner(
-                num_blocks=self.num_blocks,
-                block_size=self._block_size,
-                window_tokens=cluster.window_tokens,
-                faults=self._faults,
-            )
-        )
+        self._runner = BreakableRunner(self._make_runner())
         model = LoadedModel(
-            name="fake",
+            name=self._runner.card.name,
             runner=self._runner,
             tokenizer_fingerprint=cluster.tokenizer.fingerprint,
             tokenizer_files=cluster.tokenizer.files,
@@ -191,6 +190,17 @@ class SimWorker:
             cluster.fabric.reset(worker=me)
             if code is not None:
                 self._on_exit(code)
+
+    def _make_runner(self) -> Runner:
+        cluster = self._cluster
+        if cluster.make_runner is not None:
+            return cluster.make_runner(self.id, self.num_blocks, self._block_size)
+        return FakeRunner(
+            num_blocks=self.num_blocks,
+            block_size=self._block_size,
+            window_tokens=cluster.window_tokens,
+            faults=self._faults,
+        )
 
     def _on_exit(self, code: int) -> None:
         self.exit_codes.append(code)
@@ -271,9 +281,9 @@ class SimWorker:
 
     # --- ports
 
-    def _ports(self, me: WorkerRef, name: str) -> WorkerPorts:
+    def _ports(self, me: WorkerRef, process: str) -> WorkerPorts:
         cluster, loop = self._cluster, asyncio.get_running_loop()
-        owner_delay = cluster.drawn(f"{name}/owners", cluster.delays.owner_s)
+        owner_delay = cluster.drawn(f"{process}/owners", cluster.delays.owner_s)
         drivers = self._drivers
 
         def network(pool: memoryview, wake: Callable[[], None]) -> NetworkEnd:
@@ -281,18 +291,18 @@ class SimWorker:
             self._network = FaultyNetwork(node, cluster.clock, lambda dialled: self.corrupts)
             return NetworkEnd(self._network)
 
-        def drive(owner_name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> LoopDriver:
-            if owner_name == "engine":
+        def drive(name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> LoopDriver:
+            if name == "engine":
                 owner = _CheckedOwner(owner, self._check_blocks)
             driver = LoopDriver(
-                owner, loop, lambda: self.slowness * owner_delay(), f"{self.id}/{owner_name}", on_death
+                owner, loop, lambda: self.slowness * owner_delay(), f"{self.id}/{name}", on_death
             )
-            drivers[owner_name] = driver
+            drivers[name] = driver
             return driver
 
         return WorkerPorts(
             clock=cluster.clock,
-            random_for=lambda owner: cluster.random_for(f"{name}/{owner}"),
+            random_for=lambda owner: cluster.random_for(f"{process}/{owner}"),
             network=network,
             drive=drive,
             inbox=self._inbox,
@@ -325,7 +335,10 @@ class SimWorker:
 
 
 class SimCluster:
-    """`async with SimCluster(...) as cluster:` on a VirtualLoop."""
+    """`async with SimCluster(...) as cluster:` on a VirtualLoop.
+
+    make_runner  instead of fake ones, to which `window_tokens` and `faults` belong; its model goes with `tokenizer`
+    """
 
     def __init__(
         self,
@@ -339,6 +352,8 @@ class SimCluster:
         window_tokens: int = 4096,
         delays: Delays | None = None,
         faults: FakeFaults | None = None,
+        make_runner: MakeRunner | None = None,
+        tokenizer: Tokenizer | None = None,
         check_blocks: BlockCheck = lambda worker_id, counts, num_blocks: None,
         on_exit: Callable[[str, int], None] = lambda worker_id, code: None,
     ) -> None:
@@ -350,7 +365,8 @@ class SimCluster:
         self.window_tokens = window_tokens
         self.delays = delays or Delays()
         self.faults = faults or FakeFaults()
-        self.tokenizer = Tokenizer.fake()
+        self.make_runner = make_runner
+        self.tokenizer = tokenizer or Tokenizer.fake()
         self.check_blocks = check_blocks
         self.on_exit = on_exit
         self._num_serials = 0

@@ -59,8 +59,10 @@ def _network(time: _Time, *, seed: int = 1) -> MemoryNetwork:
     return MemoryNetwork(clock=time.clock, schedule=time.schedule, delay=draw.random)
 
 
-def _connect(time: _Time, network: MemoryNetwork) -> tuple[Channel, Channel]:
-    near = network.join("a", pool=memoryview(bytearray(8)), wake=lambda: None)
+def _connect(
+    time: _Time, network: MemoryNetwork, wake_near: Callable[[], None] = lambda: None
+) -> tuple[Channel, Channel]:
+    near = network.join("a", pool=memoryview(bytearray(8)), wake=wake_near)
     far = network.join("b", pool=memoryview(bytearray(8)), wake=lambda: None)
     channel = near.dial(far.addresses)
     time.run()
@@ -101,6 +103,19 @@ def test_a_cut_is_one_way_and_holds_what_is_sent_until_it_heals() -> None:
     network.heal("a", "b")
     time.run()
     assert _received(far) == list(range(5))
+
+
+def test_a_sender_that_waits_for_room_is_woken() -> None:
+    time, woken = _Time(), list[str]()
+    near, far = _connect(time, _network(time), lambda: woken.append("near"))
+    while near.can_send_piece:
+        near.send_piece(encode(Data(1, 1, 0), 1, 8), memoryview(bytes(8)))
+    time.run()
+    assert woken == []
+    far.receive(_Sink())
+    assert near.can_send_piece
+    time.run()
+    assert woken == ["near"]
 
 
 def test_a_name_nobody_has_refuses() -> None:
