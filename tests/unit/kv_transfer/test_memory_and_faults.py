@@ -105,11 +105,15 @@ def test_a_cut_is_one_way_and_holds_what_is_sent_until_it_heals() -> None:
     assert _received(far) == list(range(5))
 
 
+def _fill(channel: Channel) -> None:
+    while channel.can_send_piece:
+        channel.send_piece(encode(Data(1, 1, 0), 1, 8), memoryview(bytes(8)))
+
+
 def test_a_sender_that_waits_for_room_is_woken() -> None:
     time, woken = _Time(), list[str]()
     near, far = _connect(time, _network(time), lambda: woken.append("near"))
-    while near.can_send_piece:
-        near.send_piece(encode(Data(1, 1, 0), 1, 8), memoryview(bytes(8)))
+    _fill(near)
     time.run()
     assert woken == []
     far.receive(_Sink())
