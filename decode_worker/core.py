@@ -112,8 +112,8 @@ class DecodeCore:
 
     def handle(self, message: object) -> None:
         match message:
-            case FromSession(session_id, down):
-                self._on_session_message(session_id, down)
+            case FromSession():
+                self._on_session_message(message.session_id, message.message, message.received_s)
             case BindWanted(lease_id):
                 self._grants.bind(lease_id)
             case PullProgress(lease_id, num_received):
@@ -160,12 +160,12 @@ class DecodeCore:
 
     # --- messages of routers
 
-    def _on_session_message(self, session_id: int, message: Down) -> None:
+    def _on_session_message(self, session_id: int, message: Down, received_s: float | None) -> None:
         if session_id not in self._replies:
             return  # it ended while this was on its way
         match message:
             case StartDecode():
-                self._on_start(session_id, message)
+                self._on_start(session_id, message, received_s)
             case Abort(handle):
                 attempt = self._attempts.get(handle)
                 if attempt is not None and attempt.session_id == session_id:
@@ -178,7 +178,7 @@ class DecodeCore:
             case _:
                 raise InvariantViolated("not for the engine", kind=type(message).__name__)
 
-    def _on_start(self, session_id: int, start: StartDecode) -> None:
+    def _on_start(self, session_id: int, start: StartDecode, received_s: float | None) -> None:
         if start.handle in self._attempts:
             self._replies.ignore("attempt.repeated", handle=start.handle)
             return
@@ -186,10 +186,11 @@ class DecodeCore:
         if error is not None:
             self._replies.refuse(session_id, start.handle, error)
             return
-        attempt = self._new_attempt(session_id, start)
+        now_s = self._clock.now_s()
+        attempt = self._new_attempt(session_id, start, now_s if received_s is None else received_s)
         self._attempts[attempt.handle] = attempt
         self._admission.add(attempt)
-        self._grant_waiting(attempt.received_s)
+        self._grant_waiting(now_s)
         if attempt.state is DecodeState.WAITING and self._admission.is_over_bound:
             self._drop(attempt)
             num_waiting = self._admission.num_waiting
@@ -217,8 +218,7 @@ class DecodeCore:
             )
         return None
 
-    def _new_attempt(self, session_id: int, start: StartDecode) -> DecodeAttempt:
-        now_s = self._clock.now_s()
+    def _new_attempt(self, session_id: int, start: StartDecode, received_s: float) -> DecodeAttempt:
         seq = Sequence(
             handle=start.handle,
             session_id=session_id,
@@ -229,17 +229,17 @@ class DecodeCore:
             num_strikes=start.num_strikes,
         )
         self._num_accepted += 1
-        self._deadlines.add(start.handle, now_s + start.deadline_left_s)
+        self._deadlines.add(start.handle, received_s + start.deadline_left_s)
         return DecodeAttempt(
             handle=start.handle,
             session_id=session_id,
             seq=seq,
             source=start.source,
             priority=start.priority,
-            since_s=now_s - start.age_s,
-            received_s=now_s,
+            since_s=received_s - start.age_s,
+            received_s=received_s,
             serial=self._num_accepted,
-            moved_s=now_s,
+            moved_s=received_s,
         )
 
     def _on_session_closed(self, session_id: int) -> None:

@@ -23,7 +23,7 @@ from kv_transfer.facts import LinkFacts
 from kv_transfer.messages import CancelAllLinks, CancelLink, LinkState, OrderLink
 from kv_transfer.owner import TransferOwner
 from pdserve.engine.engine import Engine
-from pdserve.errors import InvariantViolated
+from pdserve.errors import InvariantViolated, StepFailed, to_failure
 from pdserve.ids import WorkerRef
 from pdserve.messages import (
     Down,
@@ -36,12 +36,14 @@ from pdserve.messages import (
     SetRole,
     StartDecode,
     Unpair,
+    Unsound,
     Waiting,
     Welcome,
 )
 from pdserve.owner import Post
 from pdserve.service.lifecycle import EXIT_OK, EXIT_SUPERSEDED, EXIT_UNSOUND
 from pdserve.worker.cache_feed import CacheFeed
+from pdserve.worker.first_answers import FirstAnswers
 from pdserve.worker.messages import (
     BeginDrain,
     CacheChanged,
@@ -114,6 +116,7 @@ class RoleRun:
         self.role = role
         self._setup = setup
         self._sleep = ports.sleep
+        self._clock = ports.clock
         self._gauges = gauges
         self._role_generation = role_generation
         self._timeouts = setup.config.timeouts
@@ -124,6 +127,8 @@ class RoleRun:
         self._drain_limit: asyncio.TimerHandle | None = None
         self._orders: dict[int, dict[WorkerRef, None]] = {}
         self._watchdog = Watchdog(self._timeouts.heartbeat_s)
+        self._patience_s = self._timeouts.grant_s / 4  # with the engine, before Waiting is said for it
+        self._first_answers = FirstAnswers(self._patience_s, self._say_waiting)
         self._cache_feed = CacheFeed()
         self._assemble(ports)
         self._sessions = RouterSessions(
@@ -277,6 +282,7 @@ class RoleRun:
                 for task in running:
                     task.cancel()
         finally:
+            self._first_answers.close()
             if self._drain_limit is not None:
                 self._drain_limit.cancel()
             if not end.hangs:
@@ -328,7 +334,7 @@ class RoleRun:
             silent_s = self._watchdog.tick()
             if silent_s is not None:
                 log.error("engine.hangs", silent_s=silent_s, num_steps=self._watchdog.num_steps)
-                self._finish(RunEnd(EXIT_UNSOUND, hangs=True))
+                self._end_unsound("the engine hangs", hangs=True)
 
     # --- SessionListener: what routers say
 
@@ -358,12 +364,14 @@ class RoleRun:
             case Welcome():
                 pass  # said once, when the session began
             case StartDecode(handle=handle):
-                if self._watchdog.is_busy_for(self._timeouts.grant_s / 4):
-                    # The engine answers between two steps, and this one may outlast grant_s.
-                    self._sessions.send(session_id, Waiting(handle, self._num_waiting))
-                self._to_engine(FromSession(session_id, message))
+                is_busy = self._watchdog.is_busy_for(self._patience_s)
+                self._first_answers.asked(session_id, handle, engine_is_busy=is_busy)
+                self._to_engine(FromSession(session_id, message, self._clock.now_s()))
             case _:
-                self._to_engine(FromSession(session_id, message))
+                self._to_engine(FromSession(session_id, message, self._clock.now_s()))
+
+    def _say_waiting(self, session_id: int, handle: int) -> None:
+        self._sessions.send(session_id, Waiting(handle, self._num_waiting))
 
     def _order(self, session_id: int, decode_worker: WorkerRef, addresses: tuple[str, ...]) -> None:
         if self.role is not Role.PREFILL:
@@ -378,6 +386,7 @@ class RoleRun:
     def _on_engine_message(self, message: object) -> None:
         match message:
             case ToSession(session_id, up):
+                self._first_answers.answered(session_id, up)
                 self._sessions.send(session_id, up)
             case ToAll(up):
                 self._sessions.send_all(up)
@@ -418,4 +427,11 @@ class RoleRun:
 
     def _on_death(self, name: str, error: BaseException) -> None:
         log.error("worker.unsound", owner=name, error=str(error))
-        self._finish(RunEnd(EXIT_UNSOUND))
+        self._end_unsound(f"the {name} owner failed")
+
+    def _end_unsound(self, why: str, *, hangs: bool = False) -> None:
+        """Leave, after a last word to the routers: what ran here may be what broke it."""
+        if not self._end.done():
+            error = StepFailed("the worker ends: its state isn't sound", worker=self._setup.me, reason=why)
+            self._sessions.send_all(Unsound(to_failure(error)))
+        self._finish(RunEnd(EXIT_UNSOUND, hangs=hangs))

@@ -64,13 +64,15 @@ async def run_worker(config: Config, role: Role, end_now: Callable[[int], None] 
                 host_id=_host_id(),
                 secret=secret,
             )
-            ports = _real_ports(setup, clock, random, tasks)
+            dialer = _make_dialer(setup, random, tasks)
+            ports = _real_ports(setup, clock, random, dialer)
             health.worker = worker = Worker(setup, ports, metrics, role)
             draining = tasks.create_task(_drain_when_asked(worker, stop))
             code = await worker.run()
             draining.cancel()
             health.is_broken = code == EXIT_UNSOUND
             if worker.end is not None and worker.end.hangs:
+                await dialer.closed()  # the routers should hear the last word
                 end_now(code)
     finally:
         http.close()
@@ -162,7 +164,20 @@ def _load_fake(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _real_ports(setup: WorkerSetup, clock: Clock, random: Random, tasks: asyncio.TaskGroup) -> WorkerPorts:
+def _make_dialer(setup: WorkerSetup, random: Random, tasks: asyncio.TaskGroup) -> GrpcDialer:
+    timeouts = setup.config.timeouts
+    return GrpcDialer(
+        setup.me,
+        keepalive_s=timeouts.keepalive_s,
+        connect_s=timeouts.link_s,
+        max_message_bytes=setup.config.router.max_message_bytes,
+        secret=setup.secret,
+        random=random,
+        tasks=tasks,
+    )
+
+
+def _real_ports(setup: WorkerSetup, clock: Clock, random: Random, dialer: GrpcDialer) -> WorkerPorts:
     config, loop = setup.config, asyncio.get_running_loop()
 
     def network(pool: memoryview, wake: Callable[[], None]) -> NetworkEnd:
@@ -179,15 +194,6 @@ def _real_ports(setup: WorkerSetup, clock: Clock, random: Random, tasks: asyncio
     def drive(name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> ThreadDriver:
         return ThreadDriver(owner, waiter or EventWaiter(), name, on_death)
 
-    dialer = GrpcDialer(
-        setup.me,
-        keepalive_s=config.timeouts.keepalive_s,
-        connect_s=config.timeouts.link_s,
-        max_message_bytes=config.router.max_message_bytes,
-        secret=setup.secret,
-        random=random,
-        tasks=tasks,
-    )
     return WorkerPorts(
         clock=clock,
         random_for=lambda owner: random,  # the system's source may be used by every thread

@@ -354,6 +354,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsound:
+    """The worker's last word: it ends itself, since its state can't be trusted. What it computes gets a strike."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizerFile:
     """One file of the model's folder that the router needs; `last` closes the set."""
 
@@ -379,6 +386,7 @@ Up = (
     | Finished
     | Failed
     | TokenizerFile
+    | Unsound
 )
 
 

@@ -103,8 +103,8 @@ class PrefillCore:
 
     def handle(self, message: object) -> None:
         match message:
-            case FromSession(session_id, down):
-                self._on_session_message(session_id, down)
+            case FromSession():
+                self._on_session_message(message.session_id, message.message, message.received_s)
             case LeaseClosed():
                 self._on_lease_closed(message)
             case LinkChanged(decode_worker, up, _):
@@ -151,12 +151,12 @@ class PrefillCore:
 
     # --- messages of routers
 
-    def _on_session_message(self, session_id: int, message: Down) -> None:
+    def _on_session_message(self, session_id: int, message: Down, received_s: float | None) -> None:
         if session_id not in self._replies:
             return  # it ended while this was on its way
         match message:
             case StartPrefill():
-                self._on_start(session_id, message)
+                self._on_start(session_id, message, received_s)
             case Abort(handle):
                 self._end_silently(
                     self._attempts.get(handle), session_id, RequestCancelled("aborted by the router")
@@ -168,7 +168,7 @@ class PrefillCore:
             case _:
                 raise InvariantViolated("not for the engine", kind=type(message).__name__)
 
-    def _on_start(self, session_id: int, start: StartPrefill) -> None:
+    def _on_start(self, session_id: int, start: StartPrefill, received_s: float | None) -> None:
         if start.handle in self._attempts or start.lease_id in self._by_lease:
             self._replies.ignore("attempt.repeated", handle=start.handle, lease=start.lease_id)
             return
@@ -181,7 +181,7 @@ class PrefillCore:
         if error is not None:
             self._replies.refuse(session_id, start.handle, error)
             return
-        self._accept(session_id, start)
+        self._accept(session_id, start, self._clock.now_s() if received_s is None else received_s)
 
     def _why_not(self, start: StartPrefill) -> PdserveError | None:
         """What forbids to start it at all."""
@@ -200,8 +200,7 @@ class PrefillCore:
             return WorkerLost("no link to that decode worker is up", decode_worker=str(start.decode_worker))
         return None
 
-    def _accept(self, session_id: int, start: StartPrefill) -> None:
-        now_s = self._clock.now_s()
+    def _accept(self, session_id: int, start: StartPrefill, received_s: float) -> None:
         num_tokens = len(start.token_ids)
         seq = Sequence(
             handle=start.handle,
@@ -220,11 +219,13 @@ class PrefillCore:
             num_skip=start.num_skip_blocks,
             upto=start.num_skip_blocks,
         )
-        attempt = PrefillAttempt(start.handle, session_id, seq, lease, num_tokens, now_s, since_s=now_s)
+        attempt = PrefillAttempt(
+            start.handle, session_id, seq, lease, num_tokens, received_s, since_s=received_s
+        )
         self._attempts[start.handle] = attempt
         self._by_lease[start.lease_id] = attempt
         self._queue.append(attempt)
-        self._deadlines.add(start.handle, now_s + start.deadline_left_s)
+        self._deadlines.add(start.handle, received_s + start.deadline_left_s)
         self._offering.open(lease)
         self._tell_credits()  # first: from Progress on the router counts this prompt as taken off the balance
         self._say_progress(attempt)

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 
 from pdserve.clock import Clock
-from pdserve.errors import InvariantViolated, PdserveError, WorkerLost, from_failure
+from pdserve.errors import InvariantViolated, PdserveError, StepFailed, WorkerLost, from_failure
 from pdserve.messages import (
     Failed,
     Finished,
@@ -171,13 +171,24 @@ class Attempt:
                 self._unexpected(message)
 
     def on_session_lost(self, member: Member, error: PdserveError) -> None:
-        """The session that one of the two workers was reached through has ended."""
+        """The session that one of the two workers was reached through has ended.
+
+        StepFailed: the worker ended itself. Only what it was computing may be to blame, and gets a strike.
+        """
+        if isinstance(error, StepFailed) and not self._is_computed_by(member):
+            error = WorkerLost(error.message, **error.fields)
         if member is self.decode:
             self._decode_over = True
             self._fail(self._prefill_error or error)
         else:
             self._prefill_over = True
             self._lose_prefill(error)
+
+    def _is_computed_by(self, member: Member) -> bool:
+        if member is self.decode and self.started:
+            return True
+        prefills_there = member is (self.decode if self.prefill is None else self.prefill)
+        return prefills_there and self.phase is AttemptPhase.PREFILLING
 
     def _refused(self, member: Member, message: Refused) -> None:
         """A worker never started it. Nothing else is placed there before its next load report."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from pdserve.clock import Clock
-from pdserve.errors import Draining, NoWorker, PdserveError, Stale, WorkerLost
+from pdserve.errors import Draining, NoWorker, PdserveError, Stale, StepFailed, WorkerLost
 from pdserve.ids import WorkerRef
 from pdserve.messages import (
     CacheEvent,
@@ -27,6 +27,7 @@ from pdserve.messages import (
     Step,
     Superseded,
     TokenizerFile,
+    Unsound,
     Up,
 )
 from pdserve.service.config import RouterConfig, TimeoutsConfig
@@ -200,6 +201,14 @@ class Fleet:
                 self.on_change()
             case TokenizerFile():
                 self.on_tokenizer_file(member, message)
+            case Unsound(failure):
+                log.error(
+                    "worker.unsound", worker=member.id, reason=failure.message, fields=dict(failure.fields)
+                )
+                self.leave(
+                    member, StepFailed("the worker ended itself", worker=member.ref, reason=failure.message)
+                )
+                member.session.close("the worker ends itself")
             case Hello():
                 raise WorkerLost("a second Hello on one session", worker=member.ref)
             case _:

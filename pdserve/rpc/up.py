@@ -60,6 +60,8 @@ def to_proto(message: m.Up) -> pb.Up:
         case m.TokenizerFile():
             file = pb.TokenizerFile(name=message.name, content=message.content, last=message.last)
             return pb.Up(tokenizer_file=file)
+        case m.Unsound():
+            return pb.Up(unsound=pb.Unsound(failure=v.failure_to(message.failure)))
 
 
 def from_proto(msg: pb.Up) -> m.Up:
@@ -267,5 +269,6 @@ _READERS: dict[str, Callable[[Any], m.Up]] = {
     "started": _started_from,
     "finished": _finished_from,
     "failed": lambda msg: m.Failed(v.handle_from(msg.handle), v.failure_from(msg.failure)),
+    "unsound": lambda msg: m.Unsound(v.failure_from(msg.failure)),
     "tokenizer_file": lambda msg: m.TokenizerFile(msg.name, msg.content, msg.last),
 }

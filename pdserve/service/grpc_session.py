@@ -146,6 +146,7 @@ class GrpcDialer:
         self._random = random
         self._tasks = tasks
         self._outbox_limit = outbox_limit
+        self._running: dict[asyncio.Task[None], None] = {}
 
     async def dial(self, address: str) -> Session[Up, Down]:
         """Open a session. Raises WorkerLost if nobody answers there, or the router refuses; the reason is in it."""
@@ -160,8 +161,15 @@ class GrpcDialer:
         session: GrpcStream[Up, Down] = GrpcStream(
             address, convert.up_to_proto, convert.down_from_proto, self._outbox_limit
         )
-        self._tasks.create_task(_run_dialed(session, call, channel))
+        task = self._tasks.create_task(_run_dialed(session, call, channel))
+        self._running[task] = None
+        task.add_done_callback(lambda done: self._running.pop(done, None))
         return session
+
+    async def closed(self) -> None:
+        """Return when no session is open any more: what they still had to say has gone out, or never will."""
+        if self._running:
+            await asyncio.wait(tuple(self._running))
 
     async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
         """Tell a router about the prefix cache until the stream ends; then raise as `dial` does."""

@@ -31,10 +31,14 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class FromSession:
-    """One message of a router."""
+    """One message of a router.
+
+    received_s  when the loop read it, by the worker's clock; None = now. The engine's step in between is waiting, too.
+    """
 
     session_id: int
     message: Down
+    received_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -498,6 +498,7 @@ class Up(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     TOKENIZER_FILE_FIELD_NUMBER: _builtins.int
+    UNSOUND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -530,6 +531,8 @@ class Up(_message.Message):
     def failed(self) -> Global___Failed: ...
     @_builtins.property
     def tokenizer_file(self) -> Global___TokenizerFile: ...
+    @_builtins.property
+    def unsound(self) -> Global___Unsound: ...
     def __init__(
         self,
         *,
@@ -549,12 +552,13 @@ class Up(_message.Message):
         finished: Global___SequenceFinished | None = ...,
         failed: Global___Failed | None = ...,
         tokenizer_file: Global___TokenizerFile | None = ...,
+        unsound: Global___Unsound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "failed", b"failed", "finished", b"finished", "first_token", b"first_token", "granted", b"granted", "heartbeat", b"heartbeat", "hello", b"hello", "load", b"load", "message", b"message", "pair_state", b"pair_state", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "started", b"started", "step", b"step", "tokenizer_file", b"tokenizer_file", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "failed", b"failed", "finished", b"finished", "first_token", b"first_token", "granted", b"granted", "heartbeat", b"heartbeat", "hello", b"hello", "load", b"load", "message", b"message", "pair_state", b"pair_state", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "started", b"started", "step", b"step", "tokenizer_file", b"tokenizer_file", "unsound", b"unsound", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "failed", b"failed", "finished", b"finished", "first_token", b"first_token", "granted", b"granted", "heartbeat", b"heartbeat", "hello", b"hello", "load", b"load", "message", b"message", "pair_state", b"pair_state", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "started", b"started", "step", b"step", "tokenizer_file", b"tokenizer_file", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "failed", b"failed", "finished", b"finished", "first_token", b"first_token", "granted", b"granted", "heartbeat", b"heartbeat", "hello", b"hello", "load", b"load", "message", b"message", "pair_state", b"pair_state", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "started", b"started", "step", b"step", "tokenizer_file", b"tokenizer_file", "unsound", b"unsound", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "load", "heartbeat", "pair_state", "credits", "granted", "waiting", "refused", "progress", "first_token", "prompt_logprobs", "started", "step", "finished", "failed", "tokenizer_file"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "load", "heartbeat", "pair_state", "credits", "granted", "waiting", "refused", "progress", "first_token", "prompt_logprobs", "started", "step", "finished", "failed", "tokenizer_file", "unsound"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1189,6 +1193,28 @@ class Failed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Failed: _TypeAlias = Failed  # noqa: Y015
+
+@_typing.final
+class Unsound(_message.Message):
+    """Last word of a worker that ends itself. Requests that it computes get a strike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def failure(self) -> Global___Failure: ...
+    def __init__(
+        self,
+        *,
+        failure: Global___Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unsound: _TypeAlias = Unsound  # noqa: Y015
 
 @_typing.final
 class TokenizerFile(_message.Message):

@@ -191,6 +191,7 @@ UP: dict[type, st.SearchStrategy[Any]] = {
     m.Step: st.lists(step_tokens(), max_size=3).map(lambda parts: m.Step(tuple(parts))),
     m.Finished: finisheds,
     m.Failed: st.builds(m.Failed, ids, failures),
+    m.Unsound: st.builds(m.Unsound, failures),
     m.TokenizerFile: st.builds(m.TokenizerFile, texts, st.binary(max_size=64), flags),
 }
 CACHE_EVENTS: dict[type, st.SearchStrategy[Any]] = {

@@ -9,6 +9,7 @@ from pdserve.errors import (
     Revoked,
     RowFailed,
     StepFailed,
+    WorkerLost,
 )
 from pdserve.messages import (
     Abort,
@@ -16,11 +17,13 @@ from pdserve.messages import (
     Role,
     StartDecode,
     StartPrefill,
+    Unsound,
+    Waiting,
 )
 from pdserve.request import Resume, ResumeChoice
 from pdserve.sampling import FinishReason
 from tests.unit.router.conversation import A, B, C, D, serve, until_prefill, until_running
-from tests.unit.router.scripted import Cluster, hello, virtual
+from tests.unit.router.scripted import Cluster, failure, hello, virtual
 
 # --- row 13: resume at another router
 
@@ -104,6 +107,50 @@ async def test_two_strikes_end_a_request_as_internal_and_the_worker_is_told_of_t
         await client.end()
         assert isinstance(client.error, RowFailed) and client.error.code.value == "INTERNAL"
         assert len(d.got(StartDecode)) == 2
+
+
+@virtual
+async def test_what_a_worker_computed_when_it_ended_itself_gets_a_strike_and_nothing_else() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        _, running = await until_running(cluster, p, d, max_tokens=50)
+        waiting = cluster.generate("wait", max_tokens=50)
+        d.say(Waiting((await d.expect(StartDecode)).handle, 0))
+        await cluster.settle()
+        d.say(Unsound(failure(StepFailed("its state isn't sound"))))
+        d1 = await cluster.join(hello("d1", Role.DECODE))
+        await cluster.link(p, d1)
+        again = {len(start.token_ids): start.num_strikes for start in d1.got(StartDecode)}
+        assert again == {len(running.token_ids) + 2: 1, len("wait"): 0}
+        assert [worker.id for worker in cluster.app.status().workers] == ["p0", "d1"]
+        assert not waiting.done
+
+
+@virtual
+async def test_a_prompt_being_computed_where_a_worker_ended_itself_gets_a_strike() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        _, start, prefill = await until_prefill(cluster, p, d)
+        p.progress(prefill, Phase.PREFILLING, 2)
+        _, queued, _ = await until_prefill(cluster, p, d)
+        await cluster.settle()
+        p.say(Unsound(failure(StepFailed("its state isn't sound"))))
+        for each in (start, queued):  # the verdict rule holds: D says how the attempts ended
+            d.fail(each, WorkerLost("link ended"))
+        p1 = await cluster.prefill("p1")
+        await cluster.link(p1, d)
+        assert sorted(each.num_strikes for each in d.got(StartDecode)[2:]) == [0, 1]
+
+
+@virtual
+async def test_a_killed_worker_s_requests_get_no_strike() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        await until_running(cluster, p, d, max_tokens=50)
+        d.die()
+        d1 = await cluster.join(hello("d1", Role.DECODE))
+        await cluster.link(p, d1)
+        assert (await d1.expect(StartDecode)).num_strikes == 0
 
 
 @virtual

@@ -37,7 +37,9 @@ from pdserve.messages import (
     StartPrefill,
     Step,
     Superseded,
+    Unsound,
     Up,
+    Waiting,
     Welcome,
 )
 from pdserve.owner import Owner, Waiter
@@ -349,6 +351,44 @@ def test_an_unsound_engine_ends_the_process_after_telling_the_routers() -> None:
         assert await cluster.running["b0"] == EXIT_UNSOUND
         failed = await cluster.router.until("b0", Failed)
         assert isinstance(failed, Failed) and failed.failure.error == "StepFailed"
+        seen = cluster.router.seen["b0"]
+        (last_word,) = cluster.router.of("b0", Unsound)
+        assert isinstance(last_word, Unsound) and last_word.failure.error == "StepFailed"
+        assert seen.index(failed) < seen.index(last_word), "what broke it is told by name first"
+
+    play(scenario)
+
+
+def test_a_start_decode_is_answered_in_time_whatever_the_engine_does() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.start("d0", Role.DECODE)
+        await cluster.router.until("d0", Load)
+        cluster.router.ends["d0"].send(cluster.start_decode(1, None))
+        await cluster.router.until("d0", Finished)
+        assert not cluster.router.of("d0", Waiting), "an engine that answers itself needs no help"
+        cluster.drivers["d0", "engine"].pause()  # between two steps, and gets no CPU
+        asked_s = cluster.loop.time()
+        cluster.router.ends["d0"].send(cluster.start_decode(2, None))
+        waiting = await cluster.router.until("d0", Waiting)
+        assert isinstance(waiting, Waiting) and waiting.handle == 2
+        assert cluster.loop.time() - asked_s < 0.3  # of grant_s = 1
+        cluster.drivers["d0", "engine"].resume()
+        await asyncio.sleep(1.0)
+        assert len(cluster.router.of("d0", Finished)) == 2 and len(cluster.router.of("d0", Waiting)) == 1
+
+    play(scenario)
+
+
+def test_what_a_worker_measures_begins_when_its_loop_has_read_the_command() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
+            cluster.start(name, role)
+        await cluster.pair_up()
+        cluster.drivers["p0", "engine"].pause()  # as in a long step
+        cluster.loop.call_later(0.5, cluster.drivers["p0", "engine"].resume)
+        await one_request(cluster)
+        first = await cluster.router.until("p0", FirstToken)
+        assert isinstance(first, FirstToken) and 0.45 < first.queue_s < 0.55
 
     play(scenario)
 
@@ -366,6 +406,7 @@ def test_a_hanging_engine_is_found_and_ends_the_process() -> None:
         assert 5.0 < cluster.loop.time() - hung_s < 6.5
         beat = cluster.router.of("b0", Heartbeat)[-1]
         assert isinstance(beat, Heartbeat) and beat.has_work, "the router sees it too"
+        assert isinstance(await cluster.router.until("b0", Unsound), Unsound)
 
     play(scenario)
 
