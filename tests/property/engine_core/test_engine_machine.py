@@ -294,5 +294,5 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.sequences == []
 
 
-EngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestEngineMachine = EngineMachine.TestCase

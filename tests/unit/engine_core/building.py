@@ -77,12 +77,14 @@ def step(target: Engine) -> list[EngineEvent]:
     return events
 
 
-def run_out(target: Engine, *, max_steps: int = 10_000) -> list[EngineEvent]:
+def run_out(target: Engine, *, max_events: int = 10_000) -> list[EngineEvent]:
     """Step until nothing can run."""
     events: list[EngineEvent] = []
     while target.has_work:
-        assert target.num_steps < max_steps, "it doesn't terminate"
-        events += step(target)
+        new = step(target)
+        assert new, "has_work was a lie"
+        events += new
+        assert len(events) < max_events, "it doesn't terminate"
     return events
 
 
