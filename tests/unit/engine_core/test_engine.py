@@ -242,6 +242,8 @@ def test_the_youngest_is_preempted_and_its_text_does_not_show_it() -> None:
         assert generated(seq) == expected_choice([seq.handle] * 9, seq.key)
     finished = [event.seq for event in events if isinstance(event, Sampled) and event.finish]
     assert finished == [old, young]
+    firsts = [event.seq for event in events if isinstance(event, Sampled) and event.first]
+    assert firsts == [old, young], "a recomputed prompt gives no second first token"
     assert_at_rest(target)
 
 
