@@ -24,7 +24,7 @@ from kv_transfer.sender import Sender
 from kv_transfer.transports.port import Channel
 from pdserve import errors
 from pdserve.clock import Clock
-from pdserve.errors import InvalidRequest, PdserveError, WorkerLost
+from pdserve.errors import InvalidRequest, LinkLost, PdserveError, WorkerLost
 from pdserve.ids import WorkerRef
 from pdserve.service.config import TimeoutsConfig
 
@@ -308,6 +308,12 @@ class Link:
             self._send(Bye(errors.to_failure(error)))
             self._end(error)
 
+    def _lost(self, error: PdserveError) -> WorkerLost:
+        """What the end of the link is to its leases."""
+        if self.my_side is Side.PREFILL:
+            return WorkerLost("the link ended", peer=self.peer_name, reason=str(error))
+        return LinkLost("the link ended", peer=self.peer_name, reason=str(error), generation=self.generation)
+
     def _end(self, error: PdserveError) -> None:
         if self.phase is Phase.DOWN:
             return
@@ -315,7 +321,7 @@ class Link:
         self.phase = Phase.DOWN
         self._channel.close(str(error))
         if self.side is not None:
-            self.side.on_link_end(WorkerLost("the link ended", peer=self.peer_name, reason=str(error)))
+            self.side.on_link_end(self._lost(error))
         if was_up:
             self._metrics.links_lost += 1
         is_known = self._dialled is not None or self._handshake.theirs is not None

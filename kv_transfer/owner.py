@@ -24,13 +24,24 @@ from kv_transfer.sender import Sender
 from kv_transfer.transports.port import Channel, Network
 from pdserve.clock import Clock
 from pdserve.engine.layout import KvLayout
-from pdserve.errors import InvariantViolated, Overloaded, PdserveError, RequestCancelled, Stale, WorkerLost
+from pdserve.errors import (
+    InvariantViolated,
+    LinkLost,
+    Overloaded,
+    PdserveError,
+    RequestCancelled,
+    Stale,
+    WorkerLost,
+)
 from pdserve.ids import Random, WorkerRef
 from pdserve.owner import Post
 from pdserve.service.config import TimeoutsConfig, TransportConfig
 
 _MAX_UNPROVEN = 64
 """Accepted connections in their handshake at once; more are closed as they come."""
+
+_MAX_ENDED = 256
+"""Ended links that are remembered."""
 
 log = structlog.get_logger()
 
@@ -76,6 +87,7 @@ class TransferOwner:
         self._orders = Orders(max_links=max_links, random=random)
         self._links: deque[Link] = deque()
         self._to_prefill: dict[str, Link] = {}
+        self._ended: dict[WorkerRef, int] = {}  # generation of the last link to each, the latest end last
         self._generation = 0
         self._scratch = memoryview(bytearray(self._cut.largest))
         self._look_s = clock.now_s()
@@ -151,7 +163,8 @@ class TransferOwner:
         if link is not None and link.peer == message.source and isinstance(link.side, Receiver):
             link.side.expect(message)
             return
-        error = WorkerLost("no link to the prefill worker", prefill_worker=message.source.id)
+        ended = self._ended.get(message.source, 0)
+        error = LinkLost("no link to the prefill worker", prefill_worker=message.source.id, generation=ended)
         self._to_engine(messages.Retired(message.lease_id, error))
 
     def _to_receiver(self, message: messages.Bound | messages.EndLease) -> None:
@@ -318,6 +331,7 @@ class TransferOwner:
         """P tells its loop, and dials again if the link is wanted."""
         if self._to_prefill.get(link.peer_name) is link:
             del self._to_prefill[link.peer_name]
+            self._remember_end(link)
         for order in self._orders:
             if order.link is link:
                 told = order.reason
@@ -325,6 +339,13 @@ class TransferOwner:
                 if order.sessions and order.reason != told:
                     reason = "full" if isinstance(error, Overloaded) else order.reason
                     self._to_loop(messages.LinkState(order.decode_worker, False, "", reason, link.generation))
+
+    def _remember_end(self, link: Link) -> None:
+        """D: a router that doesn't know yet is told which link it was, so that it can tell it from the next one."""
+        self._ended.pop(link.peer, None)
+        self._ended[link.peer] = link.generation
+        if len(self._ended) > _MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def _tell_up(self, link: Link, session_id: int | None) -> None:
         self._to_loop(messages.LinkState(link.peer, True, link.transport, "", link.generation, session_id))

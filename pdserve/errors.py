@@ -114,6 +114,22 @@ class WorkerLost(PdserveError):
     counts_as_attempt = True
 
 
+class LinkLost(WorkerLost):
+    """A decode worker's link to a prefill worker has ended.
+
+    generation  of that link; 0 = there was none
+    """
+
+    def __init__(self, message: str, *, generation: int = 0, **fields: object) -> None:
+        super().__init__(message, generation=generation, **fields)
+
+    @property
+    def generation(self) -> int:
+        """Of the link; 0 if it isn't known, or what came from another process is no number."""
+        text = str(self.fields.get("generation", ""))
+        return int(text) if text.isascii() and text.isdigit() else 0
+
+
 class NoWorker(PdserveError):
     """No worker of a role joined in `worker_wait_s`."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from pdserve.clock import Clock
-from pdserve.errors import Draining, KvCorrupt
+from pdserve.errors import Draining, KvCorrupt, LinkLost
 from pdserve.ids import Random, draw_id64
 from pdserve.request import GenerateRequest
 from pdserve.service.config import Config
@@ -140,6 +140,8 @@ class ChoiceRun:
             self._parts.fleet.mark_refusing(outcome.refused_by, error)
         elif isinstance(error, Draining):
             self._parts.fleet.mark_draining(attempt.decode)
+        if isinstance(error, LinkLost) and attempt.prefill is not None:
+            self._parts.fleet.mark_link_lost(attempt.prefill, attempt.decode, error.generation)
         if isinstance(error, KvCorrupt) and attempt.prefill is not None:
             self._parts.metrics.corrupt.labels(prefill_worker=attempt.prefill.id).inc()
 

@@ -251,7 +251,7 @@ class Fleet:
     def _on_load(self, member: Member, load: Load) -> None:
         member.accounting.report(load)
         member.liveness.reported_step_time(load.step_s)
-        member.refusing = False
+        member.refusing = member.doubted = False
         if load.draining and not member.draining:
             self.mark_draining(member)
         self.on_change()
@@ -277,6 +277,17 @@ class Fleet:
         if isinstance(error, Draining):
             self.mark_draining(member)
         self._orders.widen(self.members, self._clock.now_s())
+
+    def mark_link_lost(self, prefill: Member, decode: Member, generation: int) -> None:
+        """A decode worker says that its link to a prefill worker is gone.
+
+        It often knows first that the other is dead: no other pair of it is tried either before it reports again, or
+        one dead worker would cost a request all its attempts.
+        """
+        prefill.doubted = True
+        if self._orders.on_lost(prefill, decode.ref, generation):
+            log.info("pair.lost", prefill=prefill.id, decode=decode.id, generation=generation)
+            self._topology_changed()
 
     def mark_draining(self, member: Member) -> None:
         """It takes no new work any more."""

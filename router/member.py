@@ -69,6 +69,7 @@ class Member:
     """State of one session; ends with it. Event-loop thread only.
 
     refusing  it refused something and hasn't sent a load report since: it isn't asked again before
+    doubted   a decode worker has lost its link to it: until the next load report it may be dead
     """
 
     session: Session[Down, Up]
@@ -76,6 +77,7 @@ class Member:
     liveness: Liveness
     draining: bool = False
     refusing: bool = False
+    doubted: bool = False
     live: bool = True
     accounting: Accounting = field(default_factory=Accounting)
     credit: Credit = field(default_factory=Credit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
+from pdserve.ids import WorkerRef
 from pdserve.messages import Pair, PairState, Unpair
 from router.member import Member, PairRecord
 
@@ -80,6 +81,17 @@ class PairOrders:
             return False
         record.up, record.transport = state.up, state.transport
         record.reason, record.generation = state.reason, state.generation
+        return True
+
+    def on_lost(self, prefill: Member, decode: WorkerRef, generation: int) -> bool:
+        """A decode worker has lost this link, or one after it; the prefill worker doesn't know yet, or can't tell.
+
+        returns  whether that is news
+        """
+        record = prefill.pairs.get(decode.id)
+        if record is None or record.decode != decode or not record.up or generation < record.generation:
+            return False
+        record.up, record.reason = False, "the decode worker has lost the link"
         return True
 
     def _order(self, prefill: Member, wanted: Sequence[Member], now_s: float) -> None:

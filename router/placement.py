@@ -155,6 +155,8 @@ class Placer:
                 continue
             if member.refusing:
                 return f"{member.id} refused, no load report since", False
+            if member.doubted:
+                return f"{member.id} was lost by a decode worker, no load report since", False
             if need.max_total_tokens > member.hello.window_tokens:
                 return f"{member.id} has a window of {member.hello.window_tokens} tokens", True
         if prefill is not None and prefill.credit.available <= 0:

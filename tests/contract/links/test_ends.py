@@ -6,7 +6,15 @@ import pytest
 
 from kv_transfer import messages
 from kv_transfer.transports.faulty import Action, Fault, Scripted
-from pdserve.errors import InvariantViolated, PdserveError, RequestCancelled, Revoked, StepFailed, WorkerLost
+from pdserve.errors import (
+    InvariantViolated,
+    LinkLost,
+    PdserveError,
+    RequestCancelled,
+    Revoked,
+    StepFailed,
+    WorkerLost,
+)
 from tests.contract.links.conftest import MakeWorld
 from tests.contract.links.world import (
     Node,
@@ -34,6 +42,24 @@ def _turn(world: World) -> None:
     world._turns()
     if world._due:
         world.clock.advance_to(max(world._due[0][0], world.clock.now_s()))
+
+
+def test_the_decode_worker_says_which_link_it_has_lost(world: World) -> None:
+    """Under a lease, and for a grant given after the end: a router must tell that link from the next one."""
+    prefill, decode = world.node("p"), world.node("d")
+    world.pair(prefill, decode)
+    world.grant(prefill, decode, 1, NUM_BLOCKS)
+    generation = link_states(prefill, decode)[-1].generation
+    world.kill(prefill)
+    world.wait_ends(1, decode)
+    world.grant(prefill, decode, 2, NUM_BLOCKS)
+    for lease_id in (1, 2):
+        error = _error(decode, lease_id)
+        assert isinstance(error, LinkLost) and error.generation == generation == 1
+    stranger = world.node("p2")
+    world.grant(stranger, decode, 3, NUM_BLOCKS)
+    error = _error(decode, 3)
+    assert isinstance(error, LinkLost) and error.generation == 0
 
 
 @pytest.mark.parametrize("who", ["prefill", "decode"])

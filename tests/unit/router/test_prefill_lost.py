@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pdserve.errors import (
+    LinkLost,
     Overloaded,
     RowFailed,
     WorkerLost,
 )
 from pdserve.messages import (
     Abort,
+    PairState,
     Phase,
     StartDecode,
     StartPrefill,
@@ -142,6 +144,48 @@ async def test_prefill_lost_before_its_command_was_written_is_a_plain_new_attemp
         first.die()
         again = await d.expect(StartDecode)
         assert again.source == second.ref and d.got(Abort)[0].handle == start.handle
+        client.generation.close()
+
+
+@virtual
+async def test_a_decode_worker_knows_first_that_a_prefill_worker_is_dead_and_one_attempt_is_lost() -> None:
+    """Both its pairs look up; nothing more is placed on it until it gives a sign of life."""
+    async with Cluster() as cluster:
+        p, d0 = await cluster.pair()
+        d1 = await cluster.decode("d1")
+        await cluster.link(p, d1)
+        client = cluster.generate("hello", max_tokens=1)
+        await cluster.settle()
+        d, other = (d0, d1) if d0.got(StartDecode) else (d1, d0)
+        start = await d.expect(StartDecode)
+        d.grant(start)
+        await p.expect(StartPrefill)
+        d.fail(start, LinkLost("the link ended", generation=1))
+        await cluster.settle(0.1)
+        assert len(d.got(StartDecode)) == 1 and not other.got(StartDecode)
+        p.say(load())  # it lives: over its other link it may serve
+        again = await other.expect(StartDecode)
+        assert len(d.got(StartDecode)) == 1
+        other.grant(again)
+        p.first(await p.expect(StartPrefill), A, FinishReason.LENGTH)
+        await client.end()
+        assert client.ids() == [A] and client.finished().num_attempts == 2
+
+
+@virtual
+async def test_what_a_decode_worker_says_of_an_earlier_link_is_no_news() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client, start, _ = await until_prefill(cluster, p, d, max_tokens=1)
+        p.say(PairState(d.ref, False, "", "it broke", generation=1))
+        p.say(PairState(d.ref, True, "stream", generation=2))
+        p.say(load())
+        await cluster.settle()
+        d.fail(start, LinkLost("the link ended", generation=1))
+        await cluster.settle()
+        p.say(load())
+        again = await d.expect(StartDecode)
+        assert again.handle != start.handle
         client.generation.close()
 
 
