@@ -80,21 +80,20 @@ def safe_row_padding(
     Raises BadModel if none of the tried paddings holds: then this machine can't be deterministic.
     """
     generator = torch.Generator().manual_seed(20)
-    good = list(_PADDINGS)
+    trials: list[tuple[Callable[[Tensor], Tensor], Tensor, Tensor]] = []
     for linear, width in linears.values():
         x = torch.randn(_REFERENCE_ROWS[0], width, generator=generator).to(dtype)
-        rows = _REFERENCE_ROWS[0]
-        if 2.0 * rows * width * linear(x[:1]).shape[-1] > _PROBE_FLOP:
-            rows = _REFERENCE_ROWS[1]
-        good = [padding for padding in good if _holds(linear, x[:rows], padding)]
-    if not good:
-        raise BadModel("this machine's matrix kernels can't be made deterministic", tried=str(_PADDINGS))
-    return good[0]
+        if 2.0 * len(x) * width * linear(x[:1]).shape[-1] > _PROBE_FLOP:
+            x = x[: _REFERENCE_ROWS[1]]
+        trials.append((linear, x, linear(x)))
+    for padding in _PADDINGS:  # mostly the first one holds; trying all of them takes seconds
+        if all(_holds(linear, x, reference, padding) for linear, x, reference in trials):
+            return padding
+    raise BadModel("this machine's matrix kernels can't be made deterministic", tried=str(_PADDINGS))
 
 
-def _holds(linear: Callable[[Tensor], Tensor], x: Tensor, padding: int) -> bool:
+def _holds(linear: Callable[[Tensor], Tensor], x: Tensor, reference: Tensor, padding: int) -> bool:
     """Whether row counts that are multiples of `padding` give the bits that all rows of x together give."""
-    reference = linear(x)
     counts = [padding * factor for factor in range(1, _PROBE_MULTIPLES + 1)]
     counts += [-(-rows // padding) * padding for rows in _PROBE_ROWS]
     for count in sorted(set(counts)):
