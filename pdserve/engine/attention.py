@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdserve.engine.kv_pool import KvPool
+from pdserve.engine.kv_pool import KvPool, KvReader, KvWriter
 
 # Gathered K and V of a group should stay in the cache between the kernels that read them.
 _GROUP_TOKENS = 4096
@@ -38,6 +38,14 @@ class Span:
     def end(self) -> int:
         return self.start + self.length
 
+    @property
+    def rows(self) -> slice:
+        return slice(self.first, self.first + self.length)
+
+    def blocks(self, block_size: int) -> Sequence[int]:
+        """The blocks that hold its positions."""
+        return self.block_table[: -(-self.end // block_size)]
+
 
 class StepAttention(Protocol):
     """Attention of one step, the same for all layers."""
@@ -47,7 +55,7 @@ class StepAttention(Protocol):
 
         qkv      [tokens, (heads + 2 · kv_heads) · head_dim] float32, queries and keys rotated; rows behind the last
                  span's are padding
-        returns  [tokens, heads · head_dim] float32, zero in padding rows
+        returns  [tokens, heads · head_dim] float32, zero in padding rows; overwritten by the next call
         """
         ...
 
@@ -62,57 +70,49 @@ class Heads:
         self.query_width = num_heads * head_dim
         self.scale = head_dim**-0.5
 
-    def queries(self, qkv: Tensor) -> Tensor:
-        """[tokens, kv_heads, group, head_dim] view of the queries."""
-        return qkv[:, : self.query_width].view(-1, self.num_kv_heads, self.group_size, self.head_dim)
-
-    def grouped(self, outputs: Tensor) -> Tensor:
-        """The same view of attention's outputs."""
-        return outputs.view(-1, self.num_kv_heads, self.group_size, self.head_dim)
+    def grouped(self, rows: Tensor) -> Tensor:
+        """[tokens, ≥ query width] as [tokens, kv_heads, group, head_dim]: a view of queries, or of outputs."""
+        return rows[:, : self.query_width].view(-1, self.num_kv_heads, self.group_size, self.head_dim)
 
 
-class KvWriter:
-    """Stores the new K and V of a step's tokens, layer by layer."""
-
-    def __init__(self, pool: KvPool, spans: Sequence[Span], heads: Heads) -> None:
-        size = pool.layout.block_size
-        blocks: list[int] = []
-        offsets: list[int] = []
-        for span in spans:
-            positions = range(span.start, span.end)
-            blocks.extend(span.block_table[position // size] for position in positions)
-            offsets.extend(position % size for position in positions)
-        self._pool = pool
-        self._slots = pool.slot_index(torch.tensor(blocks), torch.tensor(offsets)).unbind(0)
-        self._num_tokens = len(blocks)
-        self._query_width = heads.query_width
-
-    def write(self, layer: int, qkv: Tensor) -> None:
-        self._pool.write(self._slots[layer], qkv[: self._num_tokens, self._query_width :])
+def writer_of(pool: KvPool, spans: Sequence[Span]) -> KvWriter:
+    """Stores the K and V of all tokens of a step."""
+    size = pool.layout.block_size
+    places = [(span, position) for span in spans for position in range(span.start, span.end)]
+    return KvWriter(
+        pool,
+        [span.block_table[position // size] for span, position in places],
+        [position % size for _, position in places],
+    )
 
 
 class BatchedAttention:
-    """The fast form: as few kernels as the step's rows allow.
+    """The fast form: as few kernels as the step's rows allow."""
 
-    spans    single-token rows first, ordered by `end`; then chunks
-    compute  dtype in which chunks multiply: bfloat16 where the CPU does that faster
-    """
+    def __init__(
+        self, pool: KvPool, spans: Sequence[Span], heads: Heads, num_rows: int, compute: torch.dtype
+    ) -> None:
+        """What all layers share is made here.
 
-    def __init__(self, pool: KvPool, spans: Sequence[Span], heads: Heads, compute: torch.dtype) -> None:
-        self._writer = KvWriter(pool, spans, heads)
-        self._heads = heads
+        spans     single-token rows first, ordered by `end`; then chunks
+        num_rows  tokens with padding
+        compute   dtype in which chunks multiply: bfloat16 where the CPU does that faster
+        """
+        self._writer = writer_of(pool, spans)
+        self._num_tokens = sum(span.length for span in spans)
+        self._query_width = heads.query_width
+        self._outputs = torch.zeros(num_rows, heads.query_width)
         num_single = sum(1 for span in spans if span.length == 1)
         self._parts: list[_DecodeGroup | _Chunk] = [
-            _DecodeGroup(pool, group, heads) for group in _groups(spans[:num_single])
+            _DecodeGroup(pool, group, heads, self._outputs) for group in _groups(spans[:num_single])
         ]
-        self._parts += [_Chunk(pool, span, heads, compute) for span in spans[num_single:]]
+        self._parts += [_Chunk(pool, span, heads, self._outputs, compute) for span in spans[num_single:]]
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        self._writer.write(layer, qkv)
-        outputs = torch.zeros(qkv.shape[0], self._heads.query_width)
+        self._writer.write(layer, qkv[: self._num_tokens, self._query_width :])
         for part in self._parts:
-            part.attend(layer, qkv, outputs)
-        return outputs
+            part.attend(layer, qkv)
+        return self._outputs
 
 
 def _groups(spans: Sequence[Span]) -> list[list[Span]]:
@@ -120,81 +120,94 @@ def _groups(spans: Sequence[Span]) -> list[list[Span]]:
     groups: list[list[Span]] = []
     for span in spans:
         group = groups[-1] if groups else []
-        fits = (
-            group
-            and span.end <= group[0].end * _GROUP_SPREAD + 16
-            and span.end * (len(group) + 1) <= _GROUP_TOKENS
-        )
-        if fits:
+        padded = span.end * (len(group) + 1)
+        if group and span.end <= group[0].end * _GROUP_SPREAD + 16 and padded <= _GROUP_TOKENS:
             group.append(span)
         else:
             groups.append([span])
     return groups
 
 
+def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key is seen, −inf where it is hidden."""
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+
+
 class _DecodeGroup:
     """Single-token rows of about equal length: three matrix kernels for all."""
 
-    def __init__(self, pool: KvPool, spans: list[Span], heads: Heads) -> None:
+    def __init__(self, pool: KvPool, spans: list[Span], heads: Heads, outputs: Tensor) -> None:
         size = pool.layout.block_size
         width = -(-spans[-1].end // size)
         # Padding repeats a block of the same sequence: a foreign one might hold anything, a NaN too.
-        tables = [[*span.block_table[: -(-span.end // size)]] for span in spans]
-        padded = [table + table[:1] * (width - len(table)) for table in tables]
-        ends = torch.tensor([span.end for span in spans])
-        hidden = torch.arange(width * size) >= ends[:, None]
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-        self._mask = mask[:, None, None].expand(-1, heads.num_kv_heads, 1, -1).reshape(-1, 1, width * size)
-        self._runs = pool.run_index(torch.tensor(padded)).unbind(0)
-        self._pool = pool
-        self._heads = heads
-        self._count = len(spans)
+        tables = [[*span.blocks(size)] for span in spans]
+        self._reader = KvReader(
+            pool, [table + table[:1] * (width - len(table)) for table in tables], torch.float32
+        )
+        hidden = torch.arange(width * size) >= torch.tensor([span.end for span in spans])[:, None]
+        mask = _mask(hidden, torch.float32)[:, None].expand(-1, heads.num_kv_heads, -1)
+        self._mask = mask.reshape(-1, 1, width * size)
         self._rows = slice(spans[0].first, spans[0].first + len(spans))
+        self._heads = heads
+        self._keys = self._reader.keys.transpose(1, 2)
+        self._values = self._reader.values
+        self._target = outputs[self._rows].view(-1, heads.group_size, heads.head_dim)
 
-    def attend(self, layer: int, qkv: Tensor, outputs: Tensor) -> None:
-        heads = self._heads
-        keys, values = self._pool.gather(self._runs[layer], self._count)
-        keys, values = keys.to(torch.float32), values.to(torch.float32)
-        queries = heads.queries(qkv[self._rows]).reshape(-1, heads.group_size, heads.head_dim)
-        scores = torch.baddbmm(self._mask, queries, keys.transpose(1, 2), alpha=heads.scale)
-        target = outputs[self._rows].view(-1, heads.group_size, heads.head_dim)
-        torch.bmm(torch.softmax(scores, dim=-1), values, out=target)
+    def attend(self, layer: int, qkv: Tensor) -> None:
+        self._reader.load(layer)
+        queries = self._heads.grouped(qkv[self._rows]).reshape(self._target.shape)
+        scores = torch.baddbmm(self._mask, queries, self._keys, alpha=self._heads.scale)
+        torch.bmm(torch.softmax(scores, dim=-1), self._values, out=self._target)
 
 
 class _Chunk:
     """One row of several tokens: PyTorch's blockwise attention over its gathered context."""
 
-    def __init__(self, pool: KvPool, span: Span, heads: Heads, compute: torch.dtype) -> None:
-        size = pool.layout.block_size
-        width = -(-span.end // size)
-        self._runs = pool.run_index(torch.tensor([span.block_table[:width]])).unbind(0)
-        self._pool = pool
+    def __init__(self, pool: KvPool, span: Span, heads: Heads, outputs: Tensor, compute: torch.dtype) -> None:
+        self._reader = KvReader(pool, [span.blocks(pool.layout.block_size)], compute)
         self._heads = heads
         self._compute = compute
-        self._rows = slice(span.first, span.first + span.length)
-        self._tiles: list[tuple[slice, int, Tensor]] = []
+        self._rows = span.rows
+        # [kv_heads, group, …]: a stride of 0 shares each KV head among its group of query heads without a copy.
+        keys = self._reader.keys[:, None].expand(-1, heads.group_size, -1, -1)
+        values = self._reader.values[:, None].expand(-1, heads.group_size, -1, -1)
+        target = heads.grouped(outputs[span.rows]).permute(1, 2, 0, 3)
+        self._tiles: list[_Tile] = []
         for begin in range(0, span.length, _CHUNK_QUERIES):
-            stop = min(begin + _CHUNK_QUERIES, span.length)
-            num_keys = span.start + stop
-            positions = torch.arange(span.start + begin, span.start + stop)
-            hidden = torch.arange(num_keys) > positions[:, None]
-            mask = torch.zeros(hidden.shape, dtype=compute).masked_fill_(hidden, float("-inf"))
-            self._tiles.append((slice(begin, stop), num_keys, mask))
-
-    def attend(self, layer: int, qkv: Tensor, outputs: Tensor) -> None:
-        heads = self._heads
-        keys, values = self._pool.gather(self._runs[layer], 1)
-        # A stride of 0 shares each KV head among its group of query heads without a copy.
-        keys = keys.to(self._compute)[:, None].expand(-1, heads.group_size, -1, -1)
-        values = values.to(self._compute)[:, None].expand(-1, heads.group_size, -1, -1)
-        queries = heads.queries(qkv[self._rows]).to(self._compute).permute(1, 2, 0, 3)
-        target = heads.grouped(outputs[self._rows]).permute(1, 2, 0, 3)
-        for rows, num_keys, mask in self._tiles:
-            attended = functional.scaled_dot_product_attention(
-                queries[:, :, rows],
-                keys[:, :, :num_keys],
-                values[:, :, :num_keys],
-                attn_mask=mask.expand(*queries.shape[:2], -1, -1),
-                scale=heads.scale,
+            rows = slice(begin, min(begin + _CHUNK_QUERIES, span.length))
+            num_keys = span.start + rows.stop
+            positions = torch.arange(span.start + begin, num_keys)
+            mask = _mask(torch.arange(num_keys) > positions[:, None], compute)
+            self._tiles.append(
+                _Tile(
+                    rows,
+                    keys[:, :, :num_keys],
+                    values[:, :, :num_keys],
+                    mask.expand(*target.shape[:2], -1, -1),
+                    target[:, :, rows],
+                )
             )
-            target[:, :, rows].copy_(attended)
+
+    def attend(self, layer: int, qkv: Tensor) -> None:
+        self._reader.load(layer)
+        queries = self._heads.grouped(qkv[self._rows]).to(self._compute).permute(1, 2, 0, 3)
+        for tile in self._tiles:
+            attended = functional.scaled_dot_product_attention(
+                queries[:, :, tile.rows],
+                tile.keys,
+                tile.values,
+                attn_mask=tile.mask,
+                scale=self._heads.scale,
+            )
+            tile.target.copy_(attended)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Some queries of a chunk and what they see; tensors are [kv_heads, group, …] views that all layers share."""
+
+    rows: slice
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
+    target: Tensor

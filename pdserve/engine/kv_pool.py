@@ -10,6 +10,8 @@ Copies go through int64 views: torch moves them at memory speed, 16-bit ones at 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,20 +31,19 @@ class KvPool:
         self._bytes = torch.empty(layout.pool_bytes, dtype=torch.uint8)
         self._blocks = self._bytes.view(layout.num_blocks, layout.block_bytes)
         words = self._bytes.view(torch.int64)
-        self._slots = words.view(-1, layout.head_dim * layout.item_bytes // 8)
-        self._runs = words.view(-1, layout.block_size * layout.head_dim * layout.item_bytes // 8)
-        heads = torch.arange(layout.kv_heads)
-        keys_values = torch.arange(2)
-        self._head_runs = heads * (layout.layers * 2)
-        self._head_slots = (keys_values[:, None] + self._head_runs[None, :]) * layout.block_size
-        self._layer_runs = torch.arange(layout.layers) * 2
+        self.slots = words.view(-1, layout.head_dim * layout.item_bytes // 8)
+        self.runs = words.view(-1, layout.block_size * layout.head_dim * layout.item_bytes // 8)
+        self._head_runs = torch.arange(layout.kv_heads) * (layout.layers * 2)
+        self._head_slots = (torch.arange(2)[:, None] + self._head_runs) * layout.block_size
+        self._layer_runs = torch.arange(layout.layers)[:, None] * 2
+        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     @property
     def memory(self) -> memoryview:
         """All bytes, writable."""
         return self._bytes.numpy().data
 
-    def begin_blocks(self, block_ids: list[int]) -> None:
+    def begin_blocks(self, block_ids: Sequence[int]) -> None:
         """Zero blocks that a sequence starts to fill but won't fill in this step.
 
         Attention reads whole blocks and masks what lies behind a sequence's end; a masked NaN is still a NaN.
@@ -57,19 +58,8 @@ class KvPool:
         """
         layout = self.layout
         block_runs = block_ids * (layout.kv_heads * layout.layers * 2)
-        first_layer = (
-            block_runs[:, None, None] * layout.block_size + offsets[:, None, None] + self._head_slots
-        )
-        return first_layer.view(1, -1) + self._layer_runs[:, None] * layout.block_size
-
-    def write(self, slots: Tensor, keys_values: Tensor) -> None:
-        """Store one layer's new K and V.
-
-        slots        [tokens · 2 · kv_heads] int64: one row of `slot_index`
-        keys_values  [tokens, 2 · kv_heads · head_dim], K heads then V heads
-        """
-        stored = keys_values.to(self.dtype).contiguous().view(torch.int64)
-        self._slots.index_copy_(0, slots, stored.view(slots.shape[0], -1))
+        places = block_runs[:, None, None] * layout.block_size + offsets[:, None, None] + self._head_slots
+        return places.view(1, -1) + self._layer_runs * layout.block_size
 
     def run_index(self, tables: Tensor) -> Tensor:
         """What to gather for sequences: [layers, 2 · n · kv_heads · width] int64.
@@ -79,17 +69,51 @@ class KvPool:
         layout = self.layout
         block_runs = tables * (layout.kv_heads * layout.layers * 2)
         keys = block_runs[:, None, :] + self._head_runs[:, None]  # [n, kv_heads, width]
-        first_layer = torch.stack((keys, keys + 1)).view(1, -1)
-        return first_layer + self._layer_runs[:, None]
+        return torch.stack((keys, keys + 1)).view(1, -1) + self._layer_runs
 
-    def gather(self, runs: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
-        """One layer's K and V of some sequences, in the pool's dtype.
+    def scratch(self, num_bytes: int) -> Tensor:
+        """Memory that is used anew by each layer and step, so that it stays in the cache: [num_bytes] uint8."""
+        if self._scratch.numel() < num_bytes:
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._scratch[:num_bytes]
 
-        runs     one row of `run_index`
-        returns  K, V, each [num_sequences · kv_heads, width · block_size, head_dim]
-        """
-        layout = self.layout
-        words = self._runs.index_select(0, runs)
-        shape = (2, num_sequences * layout.kv_heads, -1, layout.head_dim)
-        keys, values = words.view(self.dtype).view(shape)
-        return keys, values
+
+class KvWriter:
+    """Stores the new K and V of a step's tokens, layer by layer."""
+
+    def __init__(self, pool: KvPool, block_ids: Sequence[int], offsets: Sequence[int]) -> None:
+        """block_ids, offsets: where each token of the step goes."""
+        layout = pool.layout
+        self._slots = pool.slots
+        self._places = pool.slot_index(torch.tensor(block_ids), torch.tensor(offsets)).unbind(0)
+        self._staged = torch.empty(len(block_ids), 2 * layout.kv_heads * layout.head_dim, dtype=pool.dtype)
+        self._words = self._staged.view(torch.int64).view(-1, self._slots.shape[1])
+
+    def write(self, layer: int, keys_values: Tensor) -> None:
+        """keys_values  [tokens, 2 · kv_heads · head_dim], K heads then V heads"""
+        self._staged.copy_(keys_values)
+        self._slots.index_copy_(0, self._places[layer], self._words)
+
+
+class KvReader:
+    """Gathers K and V of some sequences, one layer at a time, into memory that all readers of a pool share."""
+
+    def __init__(self, pool: KvPool, tables: Sequence[Sequence[int]], dtype: torch.dtype) -> None:
+        """tables: block ids of each sequence, all of one length; dtype: of what is read."""
+        layout = pool.layout
+        self._runs = pool.runs
+        self._index = pool.run_index(torch.tensor(tables)).unbind(0)
+        values = len(self._index[0]) * layout.block_size * layout.head_dim
+        stored_bytes = values * layout.item_bytes
+        scratch = pool.scratch(stored_bytes + values * dtype.itemsize)
+        self._words = scratch[:stored_bytes].view(torch.int64).view(-1, self._runs.shape[1])
+        self._stored = scratch[:stored_bytes].view(pool.dtype)
+        self._read = self._stored if dtype is pool.dtype else scratch[stored_bytes:].view(dtype)
+        shape = (2, len(tables) * layout.kv_heads, -1, layout.head_dim)
+        #: [sequences · kv_heads, width · block_size, head_dim]: of the layer that was loaded last by any reader
+        self.keys, self.values = self._read.view(shape)
+
+    def load(self, layer: int) -> None:
+        torch.index_select(self._runs, 0, self._index[layer], out=self._words)
+        if self._read is not self._stored:
+            self._read.copy_(self._stored)

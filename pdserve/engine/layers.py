@@ -40,7 +40,7 @@ class OneDnnLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ONEDNN_PACK_ROWS)
         self._bias = bias
-        self._linear = torch.ops.mkldnn._linear_pointwise
+        self._linear = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._linear(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
@@ -53,7 +53,7 @@ class HalfLinear:
         self._packed = torch.ops.quantized.linear_prepack_fp16(
             weight.float(), None if bias is None else bias.float()
         )
-        self._linear = torch.ops.quantized.linear_dynamic_fp16
+        self._linear = torch.ops.quantized.linear_dynamic_fp16.default
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._linear(x, self._packed)  # type: ignore[no-any-return]

@@ -135,14 +135,15 @@ class TorchRunner:
                 torch.tensor(self._padded(token_ids)),
                 torch.tensor(self._padded(positions)),
                 torch.tensor(self._padded(last), dtype=torch.int64),
-                self._attention(in_order),
+                self._attention(in_order, len(token_ids)),
             )
             return self._model.forward(step)[: len(last)]
 
-    def _attention(self, spans: list[Span]) -> StepAttention:
+    def _attention(self, spans: list[Span], num_tokens: int) -> StepAttention:
+        num_rows = num_tokens + -num_tokens % self._row_padding
         if self._card.deterministic:
-            return TiledAttention(self._pool, spans, self._heads)
-        return BatchedAttention(self._pool, spans, self._heads, self._precision.compute)
+            return TiledAttention(self._pool, spans, self._heads, num_rows)
+        return BatchedAttention(self._pool, spans, self._heads, num_rows, self._precision.compute)
 
     def _padded(self, values: list[int]) -> list[int]:
         """Repeat zeros up to a row number that keeps every row's bits (deterministic mode; else nothing)."""

@@ -31,7 +31,8 @@ class StoredTensor:
     """Where one tensor lies: bytes [offset, offset + nbytes) of a file.
 
     shape      torch order
-    transform  None, or "unpermute_q" / "unpermute_k": undo llama.cpp's row order of rotary pairs
+    transform  None, or how to undo what llama.cpp did to the values: "unpermute_q" / "unpermute_k" (row order of rotary
+               pairs), "minus_one" (norms stored plus one)
     """
 
     file: Path
@@ -56,14 +57,19 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a stored tensor, torch order. Raises BadModel if it is missing."""
+        return self._stored(name).shape
+
     def load(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor in the stored dtype (float32 if it was quantised); plain types are views of the file: don't write.
 
         Raises BadModel if it is missing or has another shape.
         """
-        stored = self._tensors.get(name)
-        if stored is None:
-            raise BadModel("the model lacks a tensor", tensor=name)
+        stored = self._stored(name)
         if stored.shape != shape:
             raise BadModel(
                 "a tensor has another shape than the config says", tensor=name, want=shape, got=stored.shape
@@ -71,6 +77,8 @@ class Weights:
         values = dequant.decode(self._bytes(stored), stored.kind).view(stored.shape)
         if stored.transform is None:
             return values
+        if stored.transform == "minus_one":
+            return values.to(torch.float32) - 1.0
         heads = self._config.num_heads if stored.transform == "unpermute_q" else self._config.num_kv_heads
         return values.view(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape)
 
@@ -88,6 +96,11 @@ class Weights:
             digest.update(json.dumps([name, list(stored.shape), stored.kind, stored.transform]).encode())
             digest.update(_sample(self._bytes(stored)))
         return digest.hexdigest()
+
+    def _stored(self, name: str) -> StoredTensor:
+        if name not in self._tensors:
+            raise BadModel("the model lacks a tensor", tensor=name)
+        return self._tensors[name]
 
     def _bytes(self, stored: StoredTensor) -> Tensor:
         return self._map(stored.file)[stored.offset : stored.offset + stored.nbytes]
@@ -123,7 +136,7 @@ class Weights:
             raise BadModel(
                 "the file is shorter than its index says", **where, need_bytes=end, file_bytes=file_bytes
             )
-        if stored.transform not in (None, "unpermute_q", "unpermute_k"):
+        if stored.transform not in (None, "unpermute_q", "unpermute_k", "minus_one"):
             raise BadModel("this transform is not known", **where, transform=stored.transform)
 
 

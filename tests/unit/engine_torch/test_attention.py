@@ -41,10 +41,10 @@ def plain(history: Tensor, start: int, length: int) -> Tensor:
     return torch.einsum("hgqk,khd->qhgd", weights, values).reshape(length, -1)
 
 
-def build(form: str, pool: KvPool, spans: Sequence[Span]) -> StepAttention:
+def build(form: str, pool: KvPool, spans: Sequence[Span], num_rows: int) -> StepAttention:
     if form == "tiled":
-        return TiledAttention(pool, spans, HEADS)
-    return BatchedAttention(pool, spans, HEADS, torch.float32)
+        return TiledAttention(pool, spans, HEADS, num_rows)
+    return BatchedAttention(pool, spans, HEADS, num_rows, torch.float32)
 
 
 @pytest.mark.parametrize("form", ["batched", "tiled"])
@@ -65,7 +65,7 @@ def test_equals_plain_attention(form: str, step: str, padding: int) -> None:
         if start:
             # What earlier steps left in the pool; the runner has zeroed the blocks that it began.
             pool.begin_blocks(table)
-            build(form, pool, [Span(0, start, 0, table)]).attend(LAYER, history[:start])
+            build(form, pool, [Span(0, start, 0, table)], start).attend(LAYER, history[:start])
         elif length % S:
             pool.begin_blocks(table[-1:])
         spans.append(Span(first, length, start, table))
@@ -73,7 +73,7 @@ def test_equals_plain_attention(form: str, step: str, padding: int) -> None:
         first += length
     qkv = torch.cat([history[span.start :] for span, history in zip(spans, histories, strict=True)])
     qkv = torch.cat((qkv, torch.full((padding, qkv.shape[1]), 5.0)))
-    got = build(form, pool, spans).attend(LAYER, qkv)
+    got = build(form, pool, spans, len(qkv)).attend(LAYER, qkv)
     want = torch.cat(
         [plain(history, span.start, span.length) for span, history in zip(spans, histories, strict=True)]
     )

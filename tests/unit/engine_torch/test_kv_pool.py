@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pdserve.engine.kv_pool import KvPool
+from pdserve.engine.kv_pool import KvPool, KvReader, KvWriter
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_config import BadModel
 
@@ -37,25 +37,28 @@ def test_write_and_gather(dtype: torch.dtype) -> None:
     six = six_dimensions(pool)
     six.zero_()
     generator = torch.Generator().manual_seed(1)
-    blocks = torch.tensor([7, 7, 2, 9])
-    offsets = torch.tensor([5, 6, 0, 7])
-    slots = pool.slot_index(blocks, offsets).unbind(0)
+    blocks, offsets = [7, 7, 2, 9], [5, 6, 0, 7]
+    writer = KvWriter(pool, blocks, offsets)
     written = torch.zeros_like(six)
     for layer in range(L):
         new = torch.randn(4, 2 * H * D, generator=generator)
-        pool.write(slots[layer], new)
+        writer.write(layer, new)
         for token in range(4):
             by_head = new[token].view(2, H, D).to(dtype)
             written[blocks[token], :, layer, :, offsets[token]] = by_head.transpose(0, 1)
     assert torch.equal(six, written)
 
-    tables = torch.tensor([[7, 2, 0], [9, 9, 7]])
-    runs = pool.run_index(tables).unbind(0)
+    tables = [[7, 2, 0], [9, 9, 7]]
+    reader, again = (KvReader(pool, tables, wanted) for wanted in (torch.float32, dtype))
     for layer in range(L):
-        keys, values = pool.gather(runs[layer], 2)
-        for side, got in enumerate((keys, values)):
-            want = six[tables][:, :, :, layer, side].transpose(1, 2).reshape(2 * H, 3 * S, D)
-            assert torch.equal(got, want)
+        for one in (reader, again):
+            one.load(layer)
+            for side, got in enumerate((one.keys, one.values)):
+                want = (
+                    six[torch.tensor(tables)][:, :, :, layer, side].transpose(1, 2).reshape(2 * H, 3 * S, D)
+                )
+                assert torch.equal(got, want.to(got.dtype))
+    assert (reader.keys.dtype, again.keys.dtype) == (torch.float32, dtype)
 
 
 def test_beginning_a_block_zeroes_it_alone() -> None:
