@@ -137,7 +137,7 @@ class TorchRunner:
                 torch.tensor(self._padded(last), dtype=torch.int64),
                 self._attention(in_order, len(token_ids)),
             )
-            return self._model.forward(step)[: len(last)]
+            return self._model.logits(self._model.forward(step))[: len(last)]
 
     def _attention(self, spans: list[Span], num_tokens: int) -> StepAttention:
         num_rows = num_tokens + -num_tokens % self._row_padding

@@ -20,7 +20,7 @@ class StepInputs:
 
     token_ids   [tokens] int64
     positions   [tokens] int64
-    logit_rows  [rows] int64: the tokens whose logits are wanted
+    logit_rows  [rows] int64: the tokens whose hidden states are wanted, to make logits of
     """
 
     token_ids: Tensor
@@ -33,7 +33,14 @@ class Model(Protocol):
     """A decoder-only transformer with its weights packed."""
 
     def forward(self, step: StepInputs) -> Tensor:
-        """Logits of the wanted rows, [rows, vocabulary] float32."""
+        """What `logits` takes, of the wanted rows: [rows, hidden], the last layer's output."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Last norm and output head, [rows, vocabulary] float32.
+
+        Apart from `forward`, since the logits of a whole chunk at once would be larger than its KV.
+        """
         ...
 
     def linears(self) -> dict[str, tuple[Linear, int]]:

@@ -36,9 +36,12 @@ class LlamaModel:
         turns = self._rotary.turns(step.positions)
         for layer in self._layers:
             layer.apply_(x, turns, step.attention)
-        if not len(step.logit_rows):
+        return x.index_select(0, step.logit_rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if not len(hidden):
             return torch.empty(0, self._vocab_size)
-        return self._head(self._norm(x.index_select(0, step.logit_rows))).to(torch.float32)
+        return self._head(self._norm(hidden)).to(torch.float32)
 
     def linears(self) -> dict[str, tuple[Linear, int]]:
         return {**self._layers[0].linears(), "head": (self._head, self._width)}
