@@ -127,7 +127,7 @@ class LinkLost(WorkerLost):
     def generation(self) -> int:
         """Of the link; 0 if it isn't known, or what came from another process is no number."""
         text = str(self.fields.get("generation", ""))
-        return int(text) if text.isascii() and text.isdigit() else 0
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else 0
 
 
 class NoWorker(PdserveError):

@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from pdserve.clock import Clock
-from pdserve.errors import Draining, NoWorker, Overloaded, UnknownModel
+from pdserve.errors import Draining, Overloaded, PdserveError, UnknownModel
 from pdserve.service.config import RouterConfig
-from router.attempt import Attempt
-from router.fleet import PAIR, Fleet
+from router.absence import Absence
+from router.fleet import Fleet
 from router.metrics import RouterMetrics
-from router.placement import Need, Placement, Placer
-from router.progress_timer import CallLater, ProgressTimer
+from router.pace import Pace
+from router.placement import Placement, Placer
+from router.progress_timer import CallLater
 from router.queue import FairQueue
+from router.ticket import Ticket
 
 RETRY_AFTER_S = (0.1, 30.0)
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Ticket:
-    """One attempt that waits for a pair.
-
-    queued_s     when its request was received; submitted_s: when this attempt began to wait
-    start        makes and starts the attempt, in the very call in which the pair is chosen
-    attempt      resolved with it, or with NoWorker
-    """
-
-    need: Need
-    queued_s: float
-    submitted_s: float
-    priority: int
-    user: str
-    replay: bool
-    start: Callable[[Placement], Attempt]
-    attempt: asyncio.Future[Attempt]
 
 
 class Admission:
     """Event-loop thread only.
 
     New requests take one of `max_queued_requests` places from their first moment until a pair is found, or are
-    refused at once. Replays of accepted requests always find a place, but only so many run at a time.
+    refused at once; so is one whose deadline would have passed, by the estimate, before its first token. Replays of
+    accepted requests always find a place, but only so many run at a time.
     """
 
     def __init__(
@@ -57,7 +39,6 @@ class Admission:
         metrics: RouterMetrics,
     ) -> None:
         self._config = config
-        self._worker_wait_s = worker_wait_s
         self._fleet = fleet
         self._placer = placer
         self._clock = clock
@@ -66,12 +47,12 @@ class Admission:
         self._num_places = 0
         self._num_tokens = 0
         self._replaying: dict[Ticket, None] = {}
-        self._missing_since_s: float | None = None
-        self._missing_timer = ProgressTimer(call_later, clock, self._give_up_waiting)
+        self._absence = Absence(
+            self._queue, fleet.topology, worker_wait_s, clock, call_later, self._end_waiting
+        )
         self._pumping = False
         self._pump_again = False
-        self._served_s: float | None = None
-        self._interval_s: float | None = None  # between two that got their pair, smoothed
+        self._pace = Pace()
         self.draining = False
 
     # --- places
@@ -85,7 +66,7 @@ class Admission:
         if self.draining:
             raise Draining("this router is draining")
         if self._num_places >= self._config.max_queued_requests:
-            self._metrics.refused_full.inc()
+            self._metrics.refused.labels(reason="full").inc()
             raise Overloaded(
                 "the queue is full",
                 retry_after_s=self._retry_after_s(),
@@ -107,10 +88,7 @@ class Admission:
 
     def _retry_after_s(self) -> float:
         """The time in which a tenth of the queue has gone, at the pace of late."""
-        least_s, most_s = RETRY_AFTER_S
-        if self._interval_s is None:
-            return 1.0
-        return min(most_s, max(least_s, 0.1 * len(self._queue) * self._interval_s))
+        return _within(RETRY_AFTER_S, 0.1 * self._pace.wait_s(len(self._queue), self._clock.now_s()) or 1.0)
 
     @property
     def num_waiting(self) -> int:
@@ -130,14 +108,16 @@ class Admission:
     # --- waiting
 
     def submit(self, ticket: Ticket) -> None:
-        """Let an attempt wait; it may be started within this call."""
+        """Let an attempt wait; it may be started within this call, or refused."""
         self._queue.push(ticket, self._clock.now_s())
         self._num_tokens += ticket.need.num_tokens
         self.pump()
+        if ticket.attempt.done():
+            return
+        self._refuse_if_late(ticket, self._estimate_s(ticket))
         if not ticket.attempt.done() and ticket.need.num_tokens == self._num_tokens:
-            self._fleet.tell_demand(
-                self._num_tokens
-            )  # the first one that waits: don't leave it to the heartbeat
+            # The first one that waits: don't leave it to the heartbeat.
+            self._fleet.tell_demand(self._num_tokens)
 
     def withdraw(self, ticket: Ticket) -> None:
         """It waits no more, for whatever reason; idempotent."""
@@ -145,6 +125,8 @@ class Admission:
         self._queue.remove(ticket)
         if len(self._queue) < before:
             self._num_tokens -= ticket.need.num_tokens
+            if not len(self._queue):
+                self._pace.emptied()
             self._gauges()
 
     def settled(self, ticket: Ticket) -> None:
@@ -153,6 +135,12 @@ class Admission:
             del self._replaying[ticket]
             self._gauges()
             self.pump()
+
+    def _end_waiting(self, ticket: Ticket, error: PdserveError) -> None:
+        self.withdraw(ticket)
+        ticket.attempt.set_exception(error)
+
+    # --- starting
 
     def pump(self) -> None:
         """Start what can be started, in order."""
@@ -166,7 +154,7 @@ class Admission:
             self._pump_again = True
             while self._pump_again:
                 self._pump_again = False
-                self._watch_missing()
+                self._absence.look()
                 self._start_possible()
         finally:
             self._pumping = False
@@ -184,15 +172,18 @@ class Admission:
             if ticket is None:
                 return
             if ticket.need.identity != self._fleet.identity:
-                self.withdraw(ticket)
-                ticket.attempt.set_exception(UnknownModel("the cluster serves another model by now"))
+                self._end_waiting(ticket, UnknownModel("the cluster serves another model by now"))
                 continue
             placement = self._placer.place(ticket.need)
             if isinstance(placement, Placement):
-                self._start(ticket, placement)
-            elif placement.for_all:
+                first_token_s = placement.cost.ttft_s if placement.cost.known else None
+                if not self._refuse_if_late(ticket, first_token_s):
+                    self._start(ticket, placement)
+                continue
+            ticket.why_waiting = placement.explain
+            if placement.for_all:
                 return
-            elif ticket.replay:
+            if ticket.replay:
                 replays_wait = True
             else:
                 passed_over[ticket.user] = None
@@ -200,17 +191,13 @@ class Admission:
     @property
     def max_replays(self) -> int:
         """Replays that may prefill at once."""
-        return self._config.replays_per_prefill * max(1, self._fleet.num_prefills)
+        return self._config.replays_per_prefill * max(1, self._fleet.topology.num_prefills)
 
     def _start(self, ticket: Ticket, placement: Placement) -> None:
         now_s = self._clock.now_s()
         self._queue.served(ticket, now_s)
         self._num_tokens -= ticket.need.num_tokens
-        if self._served_s is not None:
-            interval_s = now_s - self._served_s
-            known_s = interval_s if self._interval_s is None else self._interval_s
-            self._interval_s = 0.9 * known_s + 0.1 * interval_s
-        self._served_s = now_s
+        self._pace.started(now_s, others_wait=len(self._queue) > 0)
         if ticket.replay:
             self._replaying[ticket] = None
         ticket.attempt.set_result(ticket.start(placement))
@@ -220,39 +207,34 @@ class Admission:
         self._metrics.queue_tokens.set(self._num_tokens)
         self._metrics.replays_running.set(len(self._replaying))
 
-    # --- nobody to wait for
+    # --- deadlines
 
-    def _watch_missing(self) -> None:
-        """Start, or stop, the time in which a worker of a missing role must join."""
-        if not self._fleet.missing:
-            self._missing_since_s = None
-            self._missing_timer.stop()
-        elif len(self._queue):
-            if self._missing_since_s is None:
-                self._missing_since_s = self._clock.now_s()
-            if not self._missing_timer.active:
-                self._missing_timer.restart(self._worker_wait_s)
-
-    def _give_up_waiting(self) -> None:
-        assert self._missing_since_s is not None
+    def _estimate_s(self, ticket: Ticket) -> float | None:
+        """Until the first token of one that must wait: those ahead of it, then its own. None if nobody can say."""
+        first_token_s = self._placer.first_token_s(ticket.need)
+        if first_token_s is None:
+            return None
         now_s = self._clock.now_s()
-        next_s: float | None = None
-        for ticket in self._queue:
-            left_s = max(self._missing_since_s, ticket.submitted_s) + self._worker_wait_s - now_s
-            if left_s <= 1e-6:
-                self.withdraw(ticket)
-                ticket.attempt.set_exception(self._no_worker())
-            elif next_s is None or left_s < next_s:
-                next_s = left_s
-        if next_s is not None:
-            self._missing_timer.restart(next_s)
+        at_most_s = self._pace.wait_s(len(self._queue), now_s) + first_token_s
+        if at_most_s <= ticket.left_s():
+            return at_most_s  # who is ahead of it need not be counted
+        return self._pace.wait_s(self._queue.num_ahead(ticket), now_s) + first_token_s
 
-    def _no_worker(self) -> NoWorker:
-        missing = self._fleet.missing
-        if missing == PAIR:
-            return NoWorker(
-                "no pair of a prefill and a decode worker came up",
-                waited_s=self._worker_wait_s,
-                pairs=self._fleet.pair_reasons(),
-            )
-        return NoWorker(f"no {missing} worker has joined", missing=missing, waited_s=self._worker_wait_s)
+    def _refuse_if_late(self, ticket: Ticket, estimate_s: float | None) -> bool:
+        """End one whose deadline would pass before its first token. What the client has begun to read goes on."""
+        left_s = ticket.left_s()
+        if ticket.replay or ticket.choice > 0 or estimate_s is None or estimate_s <= left_s:
+            return False
+        self._metrics.refused.labels(reason="deadline").inc()
+        error = Overloaded(
+            "the first token would come after the deadline",
+            retry_after_s=_within(RETRY_AFTER_S, estimate_s - left_s),
+            estimate_s=round(estimate_s, 3),
+            deadline_left_s=round(left_s, 3),
+        )
+        self._end_waiting(ticket, error)
+        return True
+
+
+def _within(bounds: tuple[float, float], value: float) -> float:
+    return min(bounds[1], max(bounds[0], value))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -24,7 +23,7 @@ from pdserve.errors import (
     WorkerLost,
 )
 from pdserve.ids import Random, draw_text_id
-from pdserve.messages import Down, Hello, Role, TokenizerFile, Up, Welcome
+from pdserve.messages import Down, Hello, TokenizerFile, Up, Welcome
 from pdserve.request import Chat, GenerateRequest
 from pdserve.service.cache_events import CacheEvents
 from pdserve.service.config import Config
@@ -33,18 +32,20 @@ from pdserve.tokenizer import Tokenizer
 from router.admission import Admission
 from router.choice_run import Parts
 from router.conductor import Conductor
+from router.explain import Explanations
 from router.fleet import Fleet
 from router.generation import Generation
+from router.learning import Learner
 from router.member import Member
 from router.metrics import RouterMetrics
-from router.placement import Placer, Verdict
+from router.operators import Operators
+from router.placement import Placer
 from router.status import ModelFacts, RouterStatus, read_status
 from router.text import ModelText, Work
 
 log = structlog.get_logger()
 
 MAX_N = 64  # choices of one request
-NUM_EXPLAINED = 64  # requests whose placement is remembered
 HELLO_S = 5.0  # a session that has opened must say who it is within so long
 
 
@@ -76,7 +77,8 @@ class RouterApp:
         self._config = config
         self._clock = clock
         self._random = random
-        placer = Placer(self.fleet, clock, random)
+        self.operators = Operators(self.fleet)
+        placer = Placer(self.fleet, clock, random, remote_prefill_tokens=config.router.remote_prefill_tokens)
         self.admission = Admission(
             config.router,
             config.timeouts.worker_wait_s,
@@ -86,7 +88,7 @@ class RouterApp:
             _call_later,
             self.metrics,
         )
-        self.explained: deque[tuple[str, tuple[Verdict, ...]]] = deque(maxlen=NUM_EXPLAINED)
+        self.explanations = Explanations(clock)
         self._parts = Parts(
             config=config,
             clock=clock,
@@ -96,7 +98,8 @@ class RouterApp:
             admission=self.admission,
             text=self.text,
             metrics=self.metrics,
-            explained=self.explained,
+            learner=Learner(placer.weights, clock, self.metrics),
+            explanations=self.explanations,
         )
         self._conductors: dict[str, Conductor] = {}
         self._idle = asyncio.Event()
@@ -166,14 +169,18 @@ class RouterApp:
 
     async def attach_cache_events(self, events: CacheEvents) -> None:
         """Read one worker's block events until their stream has ended. Raises nothing but CancelledError."""
+        sources = self.fleet.cache_sources
+        sources.opened(events.worker)
         try:
             while True:
                 event = await events.receive()
-                if self.fleet.on_cache_event(events.worker, event):
+                if sources.on_event(events.worker, event):
                     log.warning("cache_events.gap", worker=events.worker.id)
                     events.ask_snapshot()
         except PdserveError as lost:
             log.debug("cache_events.ended", worker=events.worker.id, reason=str(lost))
+        finally:
+            sources.closed(events.worker)
 
     def _on_tokenizer_file(self, member: Member, file: TokenizerFile) -> None:
         files = self.text.add_file(member.id, file)
@@ -190,7 +197,9 @@ class RouterApp:
     def _topology_changed(self, serving: bool) -> None:
         if serving != self._serving:
             self._serving = serving
-            log.info("router.serving" if serving else "router.not_serving", missing=self.fleet.missing)
+            log.info(
+                "router.serving" if serving else "router.not_serving", missing=self.fleet.topology.missing
+            )
             if self._on_serving is not None:
                 self._on_serving(serving)
 
@@ -274,6 +283,11 @@ class RouterApp:
             tokenizer_fingerprint=identity.tokenizer_fingerprint,
         )
 
+    @property
+    def conductors(self) -> tuple[Conductor, ...]:
+        """All requests in hand; for tests and simulations."""
+        return tuple(self._conductors.values())
+
     def status(self) -> RouterStatus:
         """Workers, pairs and the queue as they are now."""
         return read_status(
@@ -294,11 +308,7 @@ class RouterApp:
         """Choices that one request may ask for."""
         return MAX_N
 
-    # --- operators
-
-    def set_role(self, worker_id: str, role: Role) -> bool:
-        """Tell a worker to drain and join anew in another role; False if it isn't here."""
-        return self.fleet.set_role(worker_id, role)
+    # --- readiness and drain
 
     @property
     def ready(self) -> bool:

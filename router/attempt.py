@@ -35,6 +35,8 @@ from router.member import AttemptMessage, Member
 from router.progress_timer import CallLater, ProgressTimer
 from router.timings import AttemptTimes
 
+SILENT_BEATS = 1.5  # heartbeats that a worker may be late before it counts as silent
+
 
 class Attempt:
     """Event-loop thread only. `outcome` is resolved when the attempt has ended by itself.
@@ -64,7 +66,7 @@ class Attempt:
         self.decode = decode
         self.phase = AttemptPhase.GRANTING
         self.since_s = clock.now_s()  # in this phase, or without progress in it
-        self.times = AttemptTimes(credit_held_s=clock.now_s())
+        self.times = AttemptTimes(credit_held_s=clock.now_s(), local=prefill is None)
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.prefilled_tokens = 0  # P's progress
         self.started = False  # D's verdict was Started
@@ -233,6 +235,8 @@ class Attempt:
         if self.phase not in (AttemptPhase.QUEUED, AttemptPhase.PREFILLING):
             return
         if progress.phase is Phase.PREFILLING:
+            if self.times.prefilling_s is None:
+                self.times.prefilling_s = self._clock.now_s()
             if (
                 grows or self.phase is AttemptPhase.QUEUED
             ):  # a heartbeat that repeats the amount is no progress
@@ -242,7 +246,7 @@ class Attempt:
             self._enter(AttemptPhase.QUEUED)
 
     def _on_first_token(self, message: FirstToken) -> None:
-        self.times.on_first_token(message)
+        self.times.first_token, self.times.first_token_s = message, self._clock.now_s()
         self._sink.on_first_token(self, message)
         if message.final:
             # P hands nothing over; D still holds its grant, and close() aborts it.
@@ -278,10 +282,9 @@ class Attempt:
             self._unexpected(message)
             return
         self.started = True
+        self.times.started, self.times.started_s = message, self._clock.now_s()
         self._settle()
         self._sink.on_started(self, message)
-        if self.prefill is None:
-            self.times.prefill_queue_s, self.times.prefill_s = message.queue_s, message.prefill_s
         self._enter(AttemptPhase.RUNNING)
         self._timer.restart(self._timeouts.token_gap_s)
         self._take_first(message.first_token)
@@ -367,6 +370,11 @@ class Attempt:
     # --- end
 
     @property
+    def has_first_token(self) -> bool:
+        """Whether it is known, from whomever."""
+        return self._first_token is not None
+
+    @property
     def ended(self) -> bool:
         """Whether its handle is closed."""
         return self.phase is AttemptPhase.ENDED
@@ -413,6 +421,10 @@ class Attempt:
     def _expired(self) -> None:
         match self.phase:
             case AttemptPhase.GRANTING:
+                if self._decode_is_silent():
+                    self._timer.restart(self._timeouts.grant_s / 2)
+                    return
+                self.decode.refusing = True  # nor is anything else sent there before it reports again
                 error = self._late("no answer to StartDecode", self._timeouts.grant_s, self.decode)
             case AttemptPhase.PREFILLING:
                 worker = self.prefill if self.prefill is not None else self.decode
@@ -423,6 +435,13 @@ class Attempt:
             case _:
                 error = self._late("no token", self._timeouts.token_gap_s, self.decode)
         self._fail(error)
+
+    def _decode_is_silent(self) -> bool:
+        """Whether the decode worker as a whole says nothing, not even that it lives: stopped, or without a CPU.
+
+        Then silence about one attempt means nothing; its session ends, or it comes back and answers.
+        """
+        return self._clock.now_s() - self.decode.liveness.heard_s > SILENT_BEATS * self._timeouts.heartbeat_s
 
     def _late(self, what: str, after_s: float, worker: Member) -> PdserveError:
         return WorkerLost(f"{what} in time", after_s=after_s, worker=worker.ref)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,16 +13,20 @@ from pdserve.errors import Draining, KvCorrupt, LinkLost
 from pdserve.ids import Random, draw_id64
 from pdserve.request import GenerateRequest
 from pdserve.service.config import Config
-from router.admission import Admission, Ticket
+from router.admission import Admission
 from router.attempt import Attempt
 from router.attempt_contract import Order, Outcome
 from router.choice import Choice
+from router.explain import Explained, Explanations
 from router.fleet import Fleet
 from router.identity import ModelIdentity
+from router.learning import Learner
 from router.metrics import RouterMetrics
-from router.placement import Need, Placement, Verdict
+from router.need import Need
+from router.placement import Placement
 from router.progress_timer import CallLater
 from router.text import ModelText
+from router.ticket import Ticket
 from router.tries import Tries
 
 log = structlog.get_logger()
@@ -43,7 +46,8 @@ class Parts:
     admission: Admission
     text: ModelText
     metrics: RouterMetrics
-    explained: deque[tuple[str, tuple[Verdict, ...]]]  # request id, verdicts of its last placement
+    learner: Learner
+    explanations: Explanations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,8 @@ class ChoiceRun:
         self.tries = Tries(max_attempts=parts.config.router.max_attempts, begun=begun)
         self.attempt: Attempt | None = None  # the one that runs
         self.pair: tuple[str, str] | None = None  # of the last attempt
+        self.explained: Explained | None = None  # why it went there
+        self.why_waiting: list[str] = []  # what kept the last attempt from being placed
         self._parts = parts
         self._asked = asked
         self._prefer = prefer
@@ -119,6 +125,7 @@ class ChoiceRun:
             outcome = await attempt.outcome
         finally:
             admission.withdraw(ticket)
+            self.why_waiting = [str(verdict) for verdict in ticket.why_waiting]
             if attempt is None:
                 attempt = _placed_meanwhile(ticket)
             if attempt is not None:
@@ -180,12 +187,15 @@ class ChoiceRun:
             kept_on=tries.kept_on,
         )
         ticket = Ticket(
+            request_id=self._asked.request_id,
+            choice=choice.index,
             need=need,
             queued_s=self._asked.received_s,
             submitted_s=self._parts.clock.now_s(),
             priority=request.priority,
             user=request.user,
             replay=tries.begun,
+            left_s=self._asked.left_s,
             start=lambda placement: self._start(ticket, placement),
             attempt=asyncio.get_running_loop().create_future(),
         )
@@ -205,7 +215,7 @@ class ChoiceRun:
             clock=parts.clock,
             call_later=parts.call_later,
             deadline_left_s=self._asked.left_s,
-            on_settled=lambda: parts.admission.settled(ticket),
+            on_settled=lambda: self._settled(attempt, placement, ticket),
         )
         self.attempt = attempt
         choice.prefill_worker = "" if placement.prefill is None else placement.prefill.id
@@ -214,9 +224,14 @@ class ChoiceRun:
         self._explain(placement)
         attempt.start(
             num_blocks=ticket.need.num_tokens // placement.decode.hello.block_size + 1,
-            num_uncached_tokens=placement.num_uncached_tokens,
+            num_uncached_tokens=placement.expected.num_uncached,
         )
         return attempt
+
+    def _settled(self, attempt: Attempt, placement: Placement, ticket: Ticket) -> None:
+        """It runs on the decode worker, or has ended before that."""
+        self._parts.learner.settled(attempt, placement, ticket.need)
+        self._parts.admission.settled(ticket)
 
     def _order(self, need: Need) -> Order:
         now_s = self._parts.clock.now_s()
@@ -234,15 +249,8 @@ class ChoiceRun:
         )
 
     def _explain(self, placement: Placement) -> None:
-        request_id = self._asked.request_id
-        self._parts.explained.append((request_id, placement.explain))
-        log.debug(
-            "attempt.placed",
-            request_id=request_id,
-            choice=self.choice.index,
-            prefill=self.choice.prefill_worker,
-            decode=self.choice.decode_worker,
-            explain=[str(verdict) for verdict in placement.explain],
+        self.explained = self._parts.explanations.add(
+            self._asked.request_id, self.choice.index, self.tries.num_attempts, placement.explain
         )
 
 

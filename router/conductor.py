@@ -91,7 +91,7 @@ class Conductor:
         if not self._ran:
             error = self._cancelled_by or RequestCancelled("the router stops")
             self.output.fail(error)
-            log_finished(self, error, self._parts.clock.now_s(), self._parts.metrics)
+            self._log_finished(error)
 
     def on_taken(self, tokens: Tokens, now_s: float) -> None:
         """A token event leaves for the client."""
@@ -128,7 +128,11 @@ class Conductor:
             if error is not None:
                 self.output.fail(error)
             self._parts.metrics.requests_running.dec()
-            log_finished(self, error, self._parts.clock.now_s(), self._parts.metrics)
+            self._log_finished(error)
+
+    def _log_finished(self, error: PdserveError | None) -> None:
+        explain = self._parts.config.log.level == "debug"
+        log_finished(self, error, self._parts.clock.now_s(), self._parts.metrics, explain=explain)
 
     def _bug(self, bug: BaseException) -> InvariantViolated:
         log.error("request.crashed", request_id=self.request_id, exc_info=bug)

@@ -12,18 +12,15 @@ from pdserve.clock import Clock
 from pdserve.errors import Draining, NoWorker, PdserveError, Stale, StepFailed, WorkerLost
 from pdserve.ids import WorkerRef
 from pdserve.messages import (
-    CacheEvent,
     Credits,
     Demand,
     Down,
     DownHeartbeat,
-    Drain,
     Heartbeat,
     Hello,
     Load,
     PairState,
     Role,
-    SetRole,
     Step,
     Superseded,
     TokenizerFile,
@@ -32,15 +29,15 @@ from pdserve.messages import (
 )
 from pdserve.service.config import RouterConfig, TimeoutsConfig
 from pdserve.session import Session
+from router.cache_sources import CacheSources
 from router.identity import ModelIdentity, check_hello
 from router.liveness import Liveness
 from router.member import AttemptMessage, Member
 from router.metrics import RouterMetrics
 from router.pairs import PairOrders
+from router.topology import Topology
 
 log = structlog.get_logger()
-
-PREFILL, DECODE, PAIR = "prefill", "decode", "pair"
 
 
 class Fleet:
@@ -59,10 +56,11 @@ class Fleet:
         metrics: RouterMetrics,
     ) -> None:
         self._timeouts = timeouts
-        self._allow_local_prefill = config.allow_local_prefill
         self._clock = clock
         self._metrics = metrics
         self._members: dict[str, Member] = {}
+        self.topology = Topology(self._members, allow_local_prefill=config.allow_local_prefill)
+        self.cache_sources = CacheSources(self._members, clock, metrics)
         self._orders = PairOrders(config.pairs_per_prefill)
         self._stuck: dict[WorkerRef, int] = {}  # processes whose engine hung, and the step count they hung at
         self._known = asyncio.Event()
@@ -98,7 +96,9 @@ class Fleet:
         welcome()
         stuck_at = self._stuck.pop(hello.worker, None)
         liveness = Liveness(self._clock.now_s(), self._timeouts.link_s, stuck_at)
-        member = Member(session, hello, liveness, draining=hello.draining)
+        member = Member(
+            session, hello, liveness, draining=hello.draining, without_events_since_s=self._clock.now_s()
+        )
         self._members[member.id] = member
         self._renew_window()
         log.info(
@@ -161,8 +161,8 @@ class Fleet:
         self.window_tokens = min(windows, default=self.window_tokens)
 
     def _topology_changed(self) -> None:
-        self._metrics.pairs_up.set(len(self.usable_pairs()))
-        self.on_topology(not self.missing)
+        self._metrics.pairs_up.set(len(self.topology.usable_pairs()))
+        self.on_topology(not self.topology.missing)
         self.on_change()
 
     async def get_identity(self, wait_s: float) -> ModelIdentity:
@@ -213,19 +213,6 @@ class Fleet:
                 raise WorkerLost("a second Hello on one session", worker=member.ref)
             case _:
                 self._to_leg(member, message)
-
-    def on_cache_event(self, worker: WorkerRef, event: CacheEvent) -> bool:
-        """Take in one block event.
-
-        returns  whether the worker must be asked for a snapshot
-        """
-        member = self._members.get(worker.id)
-        if member is None or member.ref != worker:
-            return False
-        ask = member.cache.apply(event)
-        if ask:
-            self._metrics.cache_event_gaps.inc()
-        return ask
 
     def _to_leg(self, member: Member, message: AttemptMessage) -> None:
         leg = member.legs.get(message.handle)
@@ -304,6 +291,7 @@ class Fleet:
         """Once a heartbeat: say that the router lives, tell demand, look for those that don't live any more."""
         now_s = self._clock.now_s()
         self._orders.ask_again(self.members, now_s)
+        self.cache_sources.tick()
         for member in self.members:
             reason = member.liveness.why_dead(now_s)
             if reason:
@@ -323,70 +311,3 @@ class Fleet:
             if demand != member.demand:
                 member.demand = demand
                 member.send(Demand(demand))
-
-    def drain(self, worker_id: str) -> bool:
-        """Tell a worker to drain; False if it isn't here."""
-        member = self._members.get(worker_id)
-        if member is None:
-            return False
-        member.send(Drain())
-        self.mark_draining(member)
-        return True
-
-    def set_role(self, worker_id: str, role: Role) -> bool:
-        """Tell a worker to drain and join anew in another role; False if it isn't here."""
-        member = self._members.get(worker_id)
-        if member is None:
-            return False
-        member.send(SetRole(role))
-        self.mark_draining(member)
-        return True
-
-    # --- what can be used
-
-    def usable_pairs(self) -> list[tuple[Member, Member]]:
-        """(prefill, decode) pairs that are up between workers that take work."""
-        pairs: list[tuple[Member, Member]] = []
-        for prefill in self._members.values():
-            if not prefill.prefills or not prefill.usable:
-                continue
-            for record in prefill.pairs.values():
-                decode = self._members.get(record.decode.id)
-                if record.up and decode is not None and decode.ref == record.decode and decode.usable:
-                    pairs.append((prefill, decode))
-        return pairs
-
-    def usable_alone(self) -> list[Member]:
-        """Workers that may prefill for themselves: role both; without a pair, decode workers if that is allowed."""
-        decodes = [member for member in self._members.values() if member.usable and member.decodes]
-        if self._allow_local_prefill and not self.usable_pairs():
-            return decodes
-        return [member for member in decodes if member.hello.role is Role.BOTH]
-
-    @property
-    def missing(self) -> str:
-        """What keeps every request waiting: "prefill", "decode", "pair", or "" if there is a way."""
-        if self.usable_alone() or self.usable_pairs():
-            return ""
-        usable = [member for member in self._members.values() if member.usable]
-        if not any(member.decodes for member in usable):
-            return DECODE
-        if not any(member.prefills for member in usable):
-            return PREFILL
-        return PAIR
-
-    def pair_reasons(self) -> str:
-        """Why no pair is up, for the message to a client: "p0>d0: reason; …", the first few."""
-        reasons = [
-            f"{member.id}>{record.decode.id}: {record.reason or 'down'}"
-            for member in self._members.values()
-            for record in member.pairs.values()
-            if not record.up
-        ]
-        return "; ".join(reasons[:4])
-
-    @property
-    def num_prefills(self) -> int:
-        """Workers that compute prompts: prefill workers, or those that prefill for themselves if there is none."""
-        prefills = sum(1 for member in self._members.values() if member.prefills and member.usable)
-        return prefills or len(self.usable_alone())

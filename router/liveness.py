@@ -34,6 +34,11 @@ class Liveness:
         """Whether the engine was hanging when this process was last heard of, and hasn't moved since."""
         return self._stuck_at_steps is not None
 
+    @property
+    def heard_s(self) -> float:
+        """When the last message came."""
+        return self._heard_s
+
     def heard(self, now_s: float) -> None:
         """Any message came."""
         self._heard_s = now_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,7 +26,9 @@ from pdserve.messages import (
 )
 from pdserve.session import Session
 from router.accounting import Accounting, Credit
+from router.fits import Line, WorkerFits
 from router.liveness import Liveness
+from router.predicted_prefix import PredictedPrefix
 from router.prefix_index import PrefixIndex
 
 AttemptMessage = (
@@ -62,6 +63,7 @@ class PairRecord:
     reason: str = "ordered"
     generation: int = 0
     asked_s: float = 0.0
+    handover: Line = field(default_factory=Line)  # tokens sent → what the transfer takes beyond the prefill
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +72,7 @@ class Member:
 
     refusing  it refused something and hasn't sent a load report since: it isn't asked again before
     doubted   a decode worker has lost its link to it: until the next load report it may be dead
+    without_events_since_s  when its stream of block events ended, or should have begun; None = there is one
     """
 
     session: Session[Down, Up]
@@ -82,11 +85,18 @@ class Member:
     accounting: Accounting = field(default_factory=Accounting)
     credit: Credit = field(default_factory=Credit)
     cache: PrefixIndex = field(default_factory=PrefixIndex)
+    predicted: PredictedPrefix = field(init=False)
+    without_events_since_s: float | None = 0.0
+    without_events_told: bool = False
+    fits: WorkerFits = field(default_factory=WorkerFits)
     pairs: dict[str, PairRecord] = field(
         default_factory=dict
     )  # by id of the decode worker, in order of asking
     legs: dict[int, Leg] = field(default_factory=dict)
     demand: int = 0  # last one told
+
+    def __post_init__(self) -> None:
+        self.predicted = PredictedPrefix(self.hello.num_blocks)
 
     @property
     def id(self) -> str:
@@ -111,6 +121,11 @@ class Member:
         """Whether new work may go there at all."""
         return self.live and not self.draining and not self.liveness.suspect
 
+    @property
+    def known_blocks(self) -> PrefixIndex | PredictedPrefix:
+        """What its prefix cache holds: by its own events, or without these by what it was sent."""
+        return self.cache if self.cache.has_begun else self.predicted
+
     def send(self, message: Down) -> None:
         """Queue a message; a dead session swallows it."""
         if self.live:
@@ -134,6 +149,3 @@ class Member:
         """The worker has said something about this attempt: it counts it itself now."""
         self.credit.release(handle)
         self.accounting.answered(handle)
-
-
-OnChange = Callable[[], None]

@@ -21,8 +21,17 @@ class RouterMetrics:
         )
         self.queue_length = Gauge("pdserve_queue_requests", "Attempts waiting for a pair.", registry=registry)
         self.queue_tokens = Gauge("pdserve_queue_tokens", "Prompt tokens of these.", registry=registry)
-        self.refused_full = Counter(
-            "pdserve_queue_refused", "Requests refused because the queue was full.", registry=registry
+        self.refused = Counter(
+            "pdserve_queue_refused",
+            "Requests refused at once: the queue was full, or they couldn't make their deadline.",
+            ["reason"],
+            registry=registry,
+        )
+        self.estimate_error_s = Histogram(
+            "pdserve_placement_error_seconds",
+            "Difference between a placement's estimate of the time to its first token and that time.",
+            registry=registry,
+            buckets=_LATENCY_S,
         )
         self.attempts = Counter(
             "pdserve_attempts", "Attempts ended, by how ('ok' or the error).", ["reason"], registry=registry
@@ -52,6 +61,11 @@ class RouterMetrics:
             "pdserve_workers_refused", "Workers turned away, by reason.", ["reason"], registry=registry
         )
         self.pairs_up = Gauge("pdserve_pairs_up", "Pairs that can take a request.", registry=registry)
+        self.without_cache_events = Gauge(
+            "pdserve_workers_without_cache_events",
+            "Workers without a stream of block events: their prefix hits are predicted.",
+            registry=registry,
+        )
         self.cache_event_gaps = Counter(
             "pdserve_cache_event_gaps", "Gaps in block events.", registry=registry
         )

@@ -1,103 +1,48 @@
 """Where an attempt goes: filter, score, pick, over pairs that are up and workers that may prefill for themselves.
 
-The score is an estimate in seconds of what the choice costs until the first token, plus a share for the load that
-it adds; the lowest wins, equal ones by a draw. Why each candidate fell or won is kept as `Verdict`s.
+Between a pair and a worker alone: a prompt of `remote_prefill_tokens` or more goes to a pair; a shorter one only if
+that is cheaper by the estimate, what it would cost the streams on the decode worker included. Among those that cost
+about the same, one on a single host is taken; then whoever got the fewest of late; then one by a draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from pdserve.blockhash import hash_blocks
 from pdserve.clock import Clock
-from pdserve.ids import Random, WorkerRef
+from pdserve.ids import Random
+from router.explain import CHOSEN, Verdict
 from router.fleet import Fleet
-from router.identity import ModelIdentity
 from router.member import Member
+from router.need import Need
+from router.scoring import Cost, Scoring, Weights, num_running
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """What the estimate is made of, where workers' reports don't say it."""
-
-    prefill_tokens_per_s: float = 2_000.0  # before a worker has told its own
-    transfer_s_per_token: float = 1e-5
-    other_host: float = 2.0  # transfer costs so many times more
-    step_s: float = 0.02
-    sequence: float = 0.1  # of a step, for each sequence on a decode worker
-    no_room_s: float = 1.0  # for blocks that aren't free now
-    used_pool_s: float = 0.01  # for a pool that is all in use
-    avoid_s: float = 10.0  # for a pair on which this request failed before
-    recent_s: float = 1e-4  # for each recent assignment: spreads what comes one at a time
-    local_disturbs: float = 0.5  # of a local prefill, for each running sequence that it delays
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Need:
-    """What one attempt asks for.
-
-    identity    the model that the ids are of
-    num_tokens  ids of the attempt; max_total_tokens: prompt + max_tokens, what the window must hold
-    avoid       (prefill id or "", decode id) -> how often this request failed there
-    prefer      such a pair that is taken if it is possible at all (later choices of one request)
-    kept_on     a prefill worker that may still hold the blocks of an earlier attempt, and how many tokens of them
-    """
-
-    identity: ModelIdentity
-    token_ids: Sequence[int]
-    max_total_tokens: int
-    cache_salt: str = ""
-    avoid: dict[tuple[str, str], int] = field(default_factory=dict)
-    prefer: tuple[str, str] | None = None
-    kept_on: tuple[WorkerRef, int] | None = None
-    _hashes: dict[tuple[bytes, int], list[bytes]] = field(default_factory=dict)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
-
-    def num_cached_tokens(self, member: Member) -> int:
-        """Leading tokens that this worker holds as far as is known; the last one is always computed."""
-        hello = member.hello
-        if not len(member.cache):
-            return 0
-        key = (hello.cache_seed, hello.block_size)
-        hashes = self._hashes.get(key)
-        if hashes is None:
-            hashes = hash_blocks(
-                self.token_ids, hello.block_size, seed=hello.cache_seed, salt=self.cache_salt
-            )
-            self._hashes[key] = hashes
-        most = (self.num_tokens - 1) // hello.block_size
-        return min(member.cache.num_hits(hashes), most) * hello.block_size
+ABOUT = 0.1  # of the best score: estimates aren't better than that …
+ABOUT_S = 0.0005  # … nor than that
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of one candidate: a score in seconds, or why it could not be taken."""
+class Expected:
+    """What the estimate was made from, to learn from what really comes.
 
-    prefill: str
-    decode: str
-    score_s: float | None
-    reason: str
+    num_queued   prompt tokens queued where it prefills, before this one
+    num_running  streams on a worker that prefills for itself
+    """
 
-    def __str__(self) -> str:
-        pair = f"{self.prefill}>{self.decode}" if self.prefill else self.decode
-        return (
-            f"{pair} {self.reason}"
-            if self.score_s is None
-            else f"{pair} {self.score_s * 1e3:.2f} ms {self.reason}"
-        )
+    num_queued: int
+    num_running: int
+    num_uncached: int
+    num_sent: int
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A pair, or (prefill None) a decode worker alone; num_uncached_tokens: what is to be prefilled there."""
+    """A pair, or (prefill None) a decode worker alone."""
 
     prefill: Member | None
     decode: Member
-    num_uncached_tokens: int
+    cost: Cost
+    expected: Expected
     explain: tuple[Verdict, ...]
 
 
@@ -109,46 +54,92 @@ class NotNow:
     explain: tuple[Verdict, ...]
 
 
-class Placer:
-    """Event-loop thread only."""
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    prefill: Member | None
+    decode: Member
+    cost: Cost
 
-    def __init__(self, fleet: Fleet, clock: Clock, random: Random, weights: Weights | None = None) -> None:
+    @property
+    def pair(self) -> tuple[str, str]:
+        return ("" if self.prefill is None else self.prefill.id, self.decode.id)
+
+    @property
+    def is_far(self) -> bool:
+        return self.prefill is not None and self.prefill.hello.host_id != self.decode.hello.host_id
+
+    def recent(self, now_s: float) -> float:
+        prefill = 0.0 if self.prefill is None else self.prefill.accounting.recent(now_s)
+        return prefill + self.decode.accounting.recent(now_s)
+
+
+class Placer:
+    """Event-loop thread only.
+
+    remote_prefill_tokens  see above; 0 = the estimate alone decides
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        clock: Clock,
+        random: Random,
+        *,
+        remote_prefill_tokens: int = 0,
+        weights: Weights | None = None,
+    ) -> None:
         self._fleet = fleet
         self._clock = clock
         self._random = random
-        self._weights = weights if weights is not None else Weights()
+        self._remote_prefill_tokens = remote_prefill_tokens
+        self.weights = weights if weights is not None else Weights()
 
     def place(self, need: Need) -> Placement | NotNow:
         """Choose for one attempt; books nothing."""
-        candidates: list[tuple[Member | None, Member]] = list(self._fleet.usable_pairs())
-        candidates += [(None, member) for member in self._fleet.usable_alone()]
-        prefill_s = _remembering(lambda member: self._prefill_cost_s(need, member))
-        decode_s = _remembering(lambda member: self._decode_cost_s(need, member))
-        verdicts: list[Verdict] = []
-        best: list[tuple[Member | None, Member]] = []
-        best_s = 0.0
+        scoring = Scoring(need, self.weights, self._clock.now_s())
+        fallen: list[Verdict] = []
         own_fault = False
-        for prefill, decode in candidates:
-            prefill_id = prefill.id if prefill is not None else ""
-            reason, own = self._why_not(need, prefill, decode)
+        possible: list[_Candidate] = []
+        pairs = self._fleet.topology.usable_pairs()
+        for prefill, decode in (*pairs, *((None, member) for member in self._fleet.topology.usable_alone())):
+            reason, own = self._why_not(need, prefill, decode, pairs_exist=bool(pairs))
             if reason:
                 own_fault = own_fault or own
-                verdicts.append(Verdict(prefill_id, decode.id, None, reason))
-                continue
-            score_s = self._pair_cost_s(need, prefill, decode) + decode_s(decode)
-            score_s += prefill_s(prefill) if prefill is not None else self._local_cost_s(need, decode)
-            verdicts.append(Verdict(prefill_id, decode.id, score_s, ""))
-            if not best or score_s < best_s - 1e-9:
-                best, best_s = [(prefill, decode)], score_s
-            elif score_s <= best_s + 1e-9:
-                best.append((prefill, decode))
-        if not best:
-            return NotNow(not own_fault, tuple(verdicts))
-        prefill, decode = best[int(self._random.random() * len(best))]
-        where = prefill if prefill is not None else decode
-        return Placement(prefill, decode, self._num_uncached(need, where), tuple(verdicts))
+                fallen.append(Verdict("" if prefill is None else prefill.id, decode.id, None, reason))
+            else:
+                possible.append(_Candidate(prefill, decode, _cost(scoring, prefill, decode)))
+        if not possible:
+            return NotNow(not own_fault, tuple(fallen))
+        chosen = self._pick(possible)
+        verdicts = [
+            Verdict(*each.pair, each.cost, CHOSEN if each is chosen else self._why_rather(chosen, each))
+            for each in possible
+        ]
+        where = chosen.prefill if chosen.prefill is not None else chosen.decode
+        expected = Expected(
+            num_queued=where.accounting.num_queued_tokens,
+            num_running=num_running(chosen.decode),
+            num_uncached=need.num_uncached_tokens(where),
+            num_sent=scoring.num_sent(chosen.decode),
+        )
+        return Placement(chosen.prefill, chosen.decode, chosen.cost, expected, (*verdicts, *fallen))
 
-    def _why_not(self, need: Need, prefill: Member | None, decode: Member) -> tuple[str, bool]:
+    def first_token_s(self, need: Need) -> float | None:
+        """How long its first token would take if the best candidate took it at once, credit or not.
+
+        None if there is no candidate, or nothing that the estimate could be based on.
+        """
+        scoring = Scoring(need, self.weights, self._clock.now_s())
+        topology = self._fleet.topology
+        costs = [_cost(scoring, prefill, decode) for prefill, decode in topology.usable_pairs()]
+        costs += [scoring.local(decode) for decode in topology.usable_alone()]
+        return (
+            min((cost.ttft_s for cost in costs), default=None) if all(cost.known for cost in costs) else None
+        )
+
+    def _why_not(
+        self, need: Need, prefill: Member | None, decode: Member, *, pairs_exist: bool
+    ) -> tuple[str, bool]:
         """Why this candidate can't be taken, "" if it can; and whether that is for this request only."""
         for member in (prefill, decode):
             if member is None:
@@ -159,66 +150,48 @@ class Placer:
                 return f"{member.id} was lost by a decode worker, no load report since", False
             if need.max_total_tokens > member.hello.window_tokens:
                 return f"{member.id} has a window of {member.hello.window_tokens} tokens", True
-        if prefill is not None and prefill.credit.available <= 0:
-            return f"no credit of {prefill.id}", False
+        if prefill is not None:
+            return (f"no credit of {prefill.id}", False) if prefill.credit.available <= 0 else ("", False)
+        uncached = need.num_uncached_tokens(decode)
+        if pairs_exist and 0 < self._remote_prefill_tokens <= uncached:
+            return f"{uncached} tokens to prefill: for a prefill worker", True
         return "", False
 
+    def _pick(self, possible: list[_Candidate]) -> _Candidate:
+        now_s = self._clock.now_s()
+        remote = [each for each in possible if each.prefill is not None]
+        local = [each for each in possible if each.prefill is None]
+        if remote and local and _least_s(remote) < _least_s(local):
+            local = []
+        group = local or remote
+        most_s = _least_s(group) * (1 + ABOUT) + ABOUT_S
+        group = [each for each in group if each.cost.score_s <= most_s]
+        if not all(each.is_far for each in group):
+            group = [each for each in group if not each.is_far]
+        fewest = min(each.recent(now_s) for each in group)
+        group = [each for each in group if each.recent(now_s) <= fewest + 1e-9]
+        return group[int(self._random.random() * len(group))]
+
     @staticmethod
-    def _num_uncached(need: Need, member: Member) -> int:
-        cached = need.num_cached_tokens(member)
-        if need.kept_on is not None and need.kept_on[0] == member.ref:
-            cached = max(cached, need.kept_on[1])
-        return need.num_tokens - min(cached, need.num_tokens - 1)
-
-    def _prefill_cost_s(self, need: Need, member: Member) -> float:
-        """Queue, and computing what isn't cached."""
-        todo = member.accounting.num_queued_tokens + self._num_uncached(need, member)
-        return todo / self._rate(member) + self._recent_s(member)
-
-    def _local_cost_s(self, need: Need, member: Member) -> float:
-        """The same on a worker that prefills for itself, and the delay of what runs there."""
-        todo = member.accounting.num_queued_tokens + self._num_uncached(need, member)
-        running = 0 if member.accounting.load is None else member.accounting.load.num_running
-        return todo / self._rate(member) * (1.0 + self._weights.local_disturbs * running)
-
-    def _decode_cost_s(self, need: Need, member: Member) -> float:
-        """Sequences it runs, and whether it has the blocks."""
-        weights, accounting = self._weights, member.accounting
-        load = accounting.load
-        step_s = load.step_s if load is not None and load.step_s > 0 else weights.step_s
-        cost_s = step_s * weights.sequence * accounting.num_sequences + self._recent_s(member)
-        free = accounting.num_free_blocks(member.hello.num_blocks)
-        if free < need.num_tokens // member.hello.block_size + 1:
-            cost_s += weights.no_room_s * (1 + (load.num_waiting if load is not None else 0))
-        return cost_s + weights.used_pool_s * (1.0 - free / member.hello.num_blocks)
-
-    def _pair_cost_s(self, need: Need, prefill: Member | None, decode: Member) -> float:
-        """Moving the KV, and what this request has seen of the pair."""
-        pair = (prefill.id if prefill is not None else "", decode.id)
-        cost_s = self._weights.avoid_s * need.avoid.get(pair, 0)
-        if need.prefer is not None and need.prefer != pair:
-            cost_s += self._weights.avoid_s
-        if prefill is not None:
-            far = prefill.hello.host_id != decode.hello.host_id
-            per_token_s = self._weights.transfer_s_per_token * (self._weights.other_host if far else 1.0)
-            cost_s += (need.num_tokens - need.num_cached_tokens(decode)) * per_token_s
-        return cost_s
-
-    def _rate(self, member: Member) -> float:
-        load = member.accounting.load
-        told = load.prefill_tokens_per_s if load is not None else 0.0
-        return told if told > 0 else self._weights.prefill_tokens_per_s
-
-    def _recent_s(self, member: Member) -> float:
-        return self._weights.recent_s * member.accounting.recent(self._clock.now_s())
+    def _why_rather(chosen: _Candidate, other: _Candidate) -> str:
+        if (chosen.prefill is None) is not (other.prefill is None):
+            return (
+                "slower than a prefill worker"
+                if chosen.prefill is not None
+                else "slower than a local prefill"
+            )
+        if other.cost.score_s > chosen.cost.score_s * (1 + ABOUT) + ABOUT_S:
+            return "costs more"
+        if other.is_far and not chosen.is_far:
+            return "about the same, on two hosts"
+        return "about the same, had its turn"
 
 
-def _remembering(cost_s: Callable[[Member], float]) -> Callable[[Member], float]:
-    known: dict[Member, float] = {}
+def _cost(scoring: Scoring, prefill: Member | None, decode: Member) -> Cost:
+    if prefill is None:
+        return scoring.local(decode)
+    return scoring.pair(prefill, decode, prefill.pairs[decode.id])
 
-    def look_up(member: Member) -> float:
-        if member not in known:
-            known[member] = cost_s(member)
-        return known[member]
 
-    return look_up
+def _least_s(candidates: list[_Candidate]) -> float:
+    return min(each.cost.score_s for each in candidates)

@@ -30,6 +30,12 @@ class PrefixIndex:
         self._hashes: dict[bytes, None] = {}
         self._arriving: dict[bytes, None] = {}  # the snapshot being read; replaces _hashes with its last part
         self._sequence = 0
+        self._has_begun = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a first snapshot has come: from then on it is right, or a little late."""
+        return self._has_begun
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -83,6 +89,7 @@ class PrefixIndex:
         if part.last:
             self._hashes, self._arriving = self._arriving, {}
             self.state = IndexState.FOLLOWING
+            self._has_begun = True
         return False
 
     def _lose(self) -> bool:

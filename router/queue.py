@@ -96,6 +96,26 @@ class FairQueue(Generic[T]):
             user.served_s = now_s
         self.remove(item)
 
+    def num_ahead(self, item: T) -> int:
+        """How many will be served before this one that waits, if nothing else comes."""
+        if item.replay:
+            return sum(1 for entry in self._replays if entry[:2] < self._entry(self._replays, item))
+        own = self._users[item.user].heap
+        mine = self._entry(own, item)
+        place = sum(1 for entry in own if entry[:2] < mine)
+        ahead = len(self._replays) + place
+        for name, user in self._users.items():
+            if name == item.user:
+                continue
+            above = sum(1 for entry in user.heap if entry[2].priority > item.priority)
+            equal = sum(1 for entry in user.heap if entry[2].priority == item.priority)
+            ahead += above + min(equal, place + 1)  # they take turns
+        return ahead
+
+    @staticmethod
+    def _entry(heap: _Heap[T], item: T) -> tuple[float, int]:
+        return next(entry[:2] for entry in heap if entry[2] is item)
+
     def first_replay(self) -> T | None:
         """The oldest replay."""
         return self._replays[0][2] if self._replays else None

@@ -27,9 +27,14 @@ class EndedRequest(Protocol):
 
 
 def log_finished(
-    ended: EndedRequest, error: PdserveError | None, now_s: float, metrics: RouterMetrics
+    ended: EndedRequest,
+    error: PdserveError | None,
+    now_s: float,
+    metrics: RouterMetrics,
+    *,
+    explain: bool,
 ) -> None:
-    """Called once for every request, however it ended."""
+    """Called once for every request, however it ended. explain: say also why each last placement was chosen."""
     status = "OK" if error is None else error.code.value
     metrics.requests.labels(status=status).inc()
     for choice in ended.choices:
@@ -73,4 +78,8 @@ def log_finished(
             "itl_p99",
         ):
             fields[f"{name}_s"] = round(getattr(timings, f"{name}_ms") / 1e3, 6)
+    if explain:
+        fields["explain"] = [
+            run.explained.lines() if run.explained is not None else run.why_waiting for run in ended.runs
+        ]
     log.info("request.finished", **fields)

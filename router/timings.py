@@ -17,19 +17,51 @@ from pdserve.request import Timings
 
 @dataclass(slots=True, kw_only=True)
 class AttemptTimes:
-    """Moments of one attempt; None = it didn't come to that."""
+    """Moments of one attempt; None = it didn't come to that.
+
+    local          the decode worker prefills
+    prefilling_s   the prefill worker's first word of a chunk was read
+    first_token_s  its FirstToken was read; started_s: D's verdict was
+    """
 
     credit_held_s: float
+    local: bool = False
     decode_written_s: float | None = None
     granted_s: float | None = None
     prefill_written_s: float | None = None
-    prefill_queue_s: float = 0.0
-    prefill_s: float = 0.0
+    prefilling_s: float | None = None
+    first_token: FirstToken | None = None
+    first_token_s: float | None = None
+    started: Started | None = None
+    started_s: float | None = None
 
-    def on_first_token(self, message: FirstToken) -> None:
-        """The prefill worker's own part."""
-        self.prefill_queue_s = message.queue_s
-        self.prefill_s = message.prefill_s
+    @property
+    def first_seen_s(self) -> float | None:
+        """The first token was read, from whom it came first."""
+        seen = [moment for moment in (self.first_token_s, self.started_s) if moment is not None]
+        return min(seen, default=None)
+
+    @property
+    def trip_s(self) -> float | None:
+        """Both ways between here and the prefill worker."""
+        if self.first_token is None or self.first_token_s is None or self.prefill_written_s is None:
+            return None
+        on_its_way_s = self.first_token_s - self.prefill_written_s
+        return max(0.0, on_its_way_s - self.first_token.queue_s - self.first_token.prefill_s)
+
+    def prefill_parts(self, read_s: float) -> tuple[float, float]:
+        """Queue and prefill until the first token that was read at read_s."""
+        if self.local:
+            return (self.started.queue_s, self.started.prefill_s) if self.started is not None else (0.0, 0.0)
+        if self.first_token is not None:
+            return self.first_token.queue_s, self.first_token.prefill_s
+        # D's verdict brought the token and P's own word never came (it is late, or P is gone): by this clock.
+        written_s = self.prefill_written_s if self.prefill_written_s is not None else read_s
+        begun_s = self.prefilling_s if self.prefilling_s is not None else written_s
+        handed_s = 0.0
+        if self.started is not None:
+            handed_s = self.started.transfer_exposed_s + self.started.commit_s
+        return begun_s - written_s, max(0.0, read_s - begun_s - handed_s)
 
 
 class ChoiceTimes:
@@ -95,12 +127,15 @@ class ChoiceTimes:
         attempt, read_s, written_s = self.first_attempt, self.first_read_s, self.first_written_s
         if attempt is None or read_s is None or written_s is None:
             return {}
+        prefill_queue_s, prefill_s = attempt.prefill_parts(read_s)
+        # A worker that prefills itself counts its wait for blocks as part of its queue.
+        reserve_s = 0.0 if attempt.local else _between(attempt.decode_written_s, attempt.granted_s)
         parts = {
             "queue": attempt.credit_held_s - self.received_s,
-            "reserve": _between(attempt.decode_written_s, attempt.granted_s),
+            "reserve": reserve_s,
             "dispatch": _between(attempt.granted_s, attempt.prefill_written_s),
-            "prefill_queue": attempt.prefill_queue_s,
-            "prefill": attempt.prefill_s,
+            "prefill_queue": prefill_queue_s,
+            "prefill": prefill_s,
             "relay": written_s - read_s,
         }
         ttft_s = written_s - self.received_s

@@ -95,7 +95,13 @@ class RouterConfig:
     replays_per_prefill: int = setting(2, "replays at once per prefill worker", least=1)
     pairs_per_prefill: int = setting(8, "decode workers that each prefill worker is paired with", least=1)
     allow_local_prefill: bool = setting(
-        False, "let decode workers prefill alone when no prefill worker is there"
+        False, "let decode workers prefill for themselves where that is faster, or nobody else can"
+    )
+    remote_prefill_tokens: int = setting(
+        2048,
+        "so many tokens to prefill, or more, always go to a prefill worker if there is one; 0 = the estimate decides",
+        unit="tokens",
+        least=0,
     )
     max_message_bytes: int = setting(
         64 << 20, "largest gRPC message that is accepted, here and on workers", unit="bytes", least=1 << 16

@@ -14,19 +14,61 @@ from pdserve.messages import (
 )
 from pdserve.sampling import FinishReason
 from tests.unit.router.conversation import A, B, C, D, until_prefill, until_running
-from tests.unit.router.scripted import Cluster, virtual
+from tests.unit.router.scripted import Cluster, load, virtual
 
 # --- time-outs of the phases
 
 
 @virtual
-async def test_no_answer_to_start_decode_is_a_fault() -> None:
+async def test_no_answer_to_start_decode_is_a_fault_and_nothing_more_is_sent_there_before_it_reports() -> (
+    None
+):
     async with Cluster() as cluster:
         _, d = await cluster.pair()
         client = cluster.generate("hello")
         start = await d.expect(StartDecode)
-        again = await d.expect(StartDecode, within_s=1.2)
-        assert d.got(Abort)[0].handle == start.handle and again.handle != start.handle
+        await cluster.advance(1.1)  # it beats, and says nothing about this one
+        assert (await d.expect(Abort)).handle == start.handle
+        other = cluster.generate("other")
+        await cluster.advance(1.0)
+        assert len(d.got(StartDecode)) == 1
+        d.say(load())
+        await cluster.settle()
+        assert len(d.got(StartDecode)) == 3
+        client.generation.close()
+        other.generation.close()
+
+
+@virtual
+async def test_a_worker_that_says_nothing_at_all_is_judged_as_a_worker_not_by_one_request() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        await cluster.advance(0.5)
+        d.silent = True  # it gets no CPU
+        clients = [cluster.generate("hello", max_tokens=1) for _ in range(3)]
+        starts = [await d.expect(StartDecode) for _ in range(3)]
+        await cluster.advance(2.5)
+        assert not d.got(Abort)
+        for start in starts:  # and now it got some
+            d.grant(start)
+            p.first(await p.expect(StartPrefill), A, FinishReason.LENGTH)
+        for client in clients:
+            await client.end()
+            assert client.finished().num_attempts == 1
+
+
+@virtual
+async def test_a_worker_that_came_back_and_still_does_not_answer_is_at_fault() -> None:
+    async with Cluster() as cluster:
+        _, d = await cluster.pair()
+        await cluster.advance(0.5)
+        d.silent = True
+        client = cluster.generate("hello")
+        await d.expect(StartDecode)
+        await cluster.advance(2.0)
+        d.silent = False
+        await cluster.advance(1.0)
+        assert d.got(Abort)
         client.generation.close()
 
 

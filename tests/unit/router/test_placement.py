@@ -83,8 +83,8 @@ async def test_a_prefix_that_a_prefill_worker_holds_draws_the_request_there() ->
         await cluster.link(p1, d)
         prompt = "x" * 400
         hashes = tuple(hash_blocks(tuple(prompt.encode()), 16, seed=b"seed"))
-        assert not cluster.app.fleet.on_cache_event(p1.ref, SnapshotPart(1, (), True, True))
-        assert not cluster.app.fleet.on_cache_event(p1.ref, BlocksStored(2, hashes))
+        assert not cluster.app.fleet.cache_sources.on_event(p1.ref, SnapshotPart(1, (), True, True))
+        assert not cluster.app.fleet.cache_sources.on_event(p1.ref, BlocksStored(2, hashes))
         clients = []
         for _ in range(3):
             clients.append(cluster.generate(prompt))
@@ -182,13 +182,15 @@ async def test_why_each_candidate_fell_or_won_is_kept() -> None:
         await cluster.settle()
         client = cluster.generate("hello", request_id="why")
         await cluster.settle()
-        request_id, verdicts = cluster.app.explained[-1]
-        assert request_id == "why"
-        assert [(verdict.prefill, verdict.decode) for verdict in verdicts] == [
+        (explained,) = cluster.app.explanations
+        assert (explained.request_id, explained.choice, explained.attempt) == ("why", 0, 1)
+        assert {(verdict.prefill, verdict.decode) for verdict in explained.verdicts} == {
             ("p0", "d0"),
             ("p0", "d1"),
             ("", "b0"),
-        ]
-        assert all(verdict.score_s is not None for verdict in verdicts)
+        }
+        (chosen,) = [verdict for verdict in explained.verdicts if verdict.chosen]
+        assert all(verdict.cost is not None and verdict.reason for verdict in explained.verdicts)
+        assert "ms = " in str(chosen) and str(chosen).endswith(": chosen")
         client.generation.close()
         assert len(d0.got(StartDecode)) + len(d1.got(StartDecode)) + len(both.got(StartDecode)) == 1

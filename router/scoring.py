@@ -1,0 +1,176 @@
+"""What a candidate costs, in seconds, part by part: the wait for the first token, and the load that it adds.
+
+Estimates begin at what a worker reports of itself and follow what this router observes (fits.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.fits import Prior
+from router.member import Member, PairRecord
+from router.need import Need
+
+TRIP = Prior(0.001)
+HANDOVER = Prior(0.002, 1e-5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What estimates begin at, and what can't be observed."""
+
+    prefill_tokens_per_s: float = 2_000.0  # before a worker has told its own
+    busy_slowdown: float = (
+        3.0  # of a local prefill beside running streams: it gets a small chunk in each step
+    )
+    trip: Prior = TRIP
+    handover: Prior = HANDOVER
+    other_host: float = 2.0  # moving KV costs so many times more
+    step_s: float = 0.02
+    sequence: float = 0.1  # of a step, for each sequence on a decode worker
+    no_room_s: float = 1.0  # for blocks that aren't free now
+    used_pool_s: float = 0.01  # for a pool that is all in use
+    avoid_s: float = 10.0  # for a pair on which this request failed before
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds by part.
+
+    ttft_s  until the first token, of the parts that a client waits for
+    known   it comes from reports or observations, not from guesses alone
+    """
+
+    parts: tuple[tuple[str, float], ...]
+    ttft_s: float
+    known: bool
+
+    @property
+    def score_s(self) -> float:
+        return sum(value for _, value in self.parts)
+
+
+class Scoring:
+    """All costs of one attempt at one moment; what belongs to a worker alone is computed once."""
+
+    def __init__(self, need: Need, weights: Weights, now_s: float) -> None:
+        self._need = need
+        self._weights = weights
+        self._now_s = now_s
+        self._computing: dict[Member, tuple[float, float, float]] = {}
+        self._decoding: dict[Member, float] = {}
+
+    def pair(self, prefill: Member, decode: Member, record: PairRecord) -> Cost:
+        """Queue and prefill there, the way between, the decode worker's load."""
+        queue_s, prefill_s, trip_s = self._remote_prefill(prefill)
+        handover_s = record.handover.predict(
+            self.num_sent(decode), self.handover_prior(prefill, decode), self._now_s
+        )
+        parts = (
+            ("queue", queue_s),
+            ("prefill", prefill_s),
+            ("trip", trip_s),
+            ("transfer", handover_s),
+            ("decode", self._decode(decode)),
+            ("history", self._history(prefill.id, decode.id)),
+        )
+        return Cost(parts, queue_s + prefill_s + trip_s + handover_s, self._is_known(prefill))
+
+    def local(self, decode: Member) -> Cost:
+        """Queue and prefill on the decode worker itself, and the delay that this causes to what runs there."""
+        todo = self._need.num_uncached_tokens(decode)
+        queued = decode.accounting.num_queued_tokens
+        prior = self.prefill_prior(decode)
+        running = num_running(decode)
+        queue_s = decode.fits.queue.predict(queued, prior, self._now_s)
+        prefill_s = local_prefill_s(decode, todo, prior, self._weights, self._now_s)
+        # Each running stream stands still for as long as the engine computes the prompt.
+        disturbs_s = running * decode.fits.prefill.predict(todo, prior, self._now_s)
+        parts = (
+            ("queue", queue_s),
+            ("prefill", prefill_s),
+            ("disturbs", disturbs_s),
+            ("decode", self._decode(decode)),
+            ("history", self._history("", decode.id)),
+        )
+        return Cost(parts, queue_s + prefill_s, self._is_known(decode))
+
+    def num_sent(self, decode: Member) -> int:
+        """Tokens whose KV would be sent to it."""
+        return self._need.num_tokens - self._need.num_cached_tokens(decode)
+
+    def prefill_prior(self, member: Member) -> Prior:
+        """By its own report."""
+        return prefill_prior(member, self._weights)
+
+    def handover_prior(self, prefill: Member, decode: Member) -> Prior:
+        """By the hosts that the two are on."""
+        return handover_prior(prefill, decode, self._weights)
+
+    def _remote_prefill(self, member: Member) -> tuple[float, float, float]:
+        if member not in self._computing:
+            prior, fits = self.prefill_prior(member), member.fits
+            self._computing[member] = (
+                fits.queue.predict(member.accounting.num_queued_tokens, prior, self._now_s),
+                fits.prefill.predict(self._need.num_uncached_tokens(member), prior, self._now_s),
+                fits.trip.predict(0, self._weights.trip, self._now_s),
+            )
+        return self._computing[member]
+
+    def _decode(self, member: Member) -> float:
+        """Sequences it runs, and whether it has the blocks."""
+        if member not in self._decoding:
+            self._decoding[member] = self._decode_s(member)
+        return self._decoding[member]
+
+    def _decode_s(self, member: Member) -> float:
+        weights, accounting = self._weights, member.accounting
+        load = accounting.load
+        step_s = load.step_s if load is not None and load.step_s > 0 else weights.step_s
+        cost_s = step_s * weights.sequence * accounting.num_sequences
+        free = accounting.num_free_blocks(member.hello.num_blocks)
+        if free < self._need.num_tokens // member.hello.block_size + 1:
+            cost_s += weights.no_room_s * (1 + (load.num_waiting if load is not None else 0))
+        return cost_s + weights.used_pool_s * (1.0 - free / member.hello.num_blocks)
+
+    def _history(self, prefill_id: str, decode_id: str) -> float:
+        """What this request has seen of the pair."""
+        need, pair = self._need, (prefill_id, decode_id)
+        cost_s = self._weights.avoid_s * need.avoid.get(pair, 0)
+        if need.prefer is not None and need.prefer != pair:
+            cost_s += self._weights.avoid_s
+        return cost_s
+
+    def _is_known(self, member: Member) -> bool:
+        load = member.accounting.load
+        return member.fits.prefill.known(self._now_s) or (load is not None and load.prefill_tokens_per_s > 0)
+
+
+def num_running(member: Member) -> int:
+    """Streams that a prefill beside them would delay."""
+    return 0 if member.accounting.load is None else member.accounting.load.num_running
+
+
+def prefill_prior(member: Member, weights: Weights) -> Prior:
+    """What prefill, and waiting for others' prefill, takes by the worker's own report."""
+    load = member.accounting.load
+    told = load.prefill_tokens_per_s if load is not None else 0.0
+    return Prior(0.0, 1.0 / (told if told > 0 else weights.prefill_tokens_per_s))
+
+
+def busy_prior(prior: Prior, weights: Weights) -> Prior:
+    """The same beside running streams."""
+    return Prior(prior.base_s, prior.slope_s * weights.busy_slowdown)
+
+
+def handover_prior(prefill: Member, decode: Member, weights: Weights) -> Prior:
+    """What moving the KV takes beyond the prefill that it overlaps with."""
+    far = prefill.hello.host_id != decode.hello.host_id
+    return Prior(weights.handover.base_s, weights.handover.slope_s * (weights.other_host if far else 1.0))
+
+
+def local_prefill_s(member: Member, num_tokens: int, prior: Prior, weights: Weights, now_s: float) -> float:
+    """First chunk to first token on a worker that prefills for itself."""
+    if num_running(member):
+        return member.fits.prefill_busy.predict(num_tokens, busy_prior(prior, weights), now_s)
+    return member.fits.prefill.predict(num_tokens, prior, now_s)

@@ -1,0 +1,37 @@
+"""One attempt that waits for a pair."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.attempt import Attempt
+from router.explain import Verdict
+from router.need import Need
+from router.placement import Placement
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Ticket:
+    """Made by a choice, held by admission.
+
+    queued_s     when its request was received; submitted_s: when this attempt began to wait
+    left_s       seconds until its deadline
+    start        makes and starts the attempt, in the very call in which the pair is chosen
+    attempt      resolved with it, or with what ends the wait for good
+    why_waiting  what became of each candidate when it was last looked at
+    """
+
+    request_id: str
+    choice: int
+    need: Need
+    queued_s: float
+    submitted_s: float
+    priority: int
+    user: str
+    replay: bool
+    left_s: Callable[[], float]
+    start: Callable[[Placement], Attempt]
+    attempt: asyncio.Future[Attempt]
+    why_waiting: tuple[Verdict, ...] = ()

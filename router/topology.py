@@ -1,0 +1,79 @@
+"""What the workers that are here add up to: pairs that can be used, workers that can do alone, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pdserve.messages import Role
+from router.member import Member
+
+PREFILL, DECODE, PAIR = "prefill", "decode", "pair"
+
+
+class Topology:
+    """A view of the fleet's members. Event-loop thread only.
+
+    allow_local_prefill  whether decode workers may prefill for themselves; role `both` always may
+    """
+
+    def __init__(self, members: Mapping[str, Member], *, allow_local_prefill: bool) -> None:
+        self._members = members
+        self._allow_local_prefill = allow_local_prefill
+
+    def usable_pairs(self) -> list[tuple[Member, Member]]:
+        """(prefill, decode) pairs that are up between workers that take work."""
+        pairs: list[tuple[Member, Member]] = []
+        for prefill in self._members.values():
+            if not prefill.prefills or not prefill.usable:
+                continue
+            for record in prefill.pairs.values():
+                decode = self._members.get(record.decode.id)
+                if record.up and decode is not None and decode.ref == record.decode and decode.usable:
+                    pairs.append((prefill, decode))
+        return pairs
+
+    def usable_alone(self) -> list[Member]:
+        """Workers that may prefill for themselves."""
+        return [
+            member
+            for member in self._members.values()
+            if member.usable
+            and member.decodes
+            and (self._allow_local_prefill or member.hello.role is Role.BOTH)
+        ]
+
+    @property
+    def missing(self) -> str:
+        """What keeps every request waiting: "prefill", "decode", "pair", or "" if there is a way."""
+        if self.usable_alone() or self.usable_pairs():
+            return ""
+        usable = [member for member in self._members.values() if member.usable]
+        if not any(member.decodes for member in usable):
+            return DECODE
+        if not any(member.prefills for member in usable):
+            return PREFILL
+        return PAIR
+
+    def pair_reasons(self) -> str:
+        """Why no pair is up, for the message to a client: "p0>d0: reason; …", the first few."""
+        reasons = [
+            f"{member.id}>{record.decode.id}: {record.reason or 'down'}"
+            for member in self._members.values()
+            for record in member.pairs.values()
+            if not record.up
+        ]
+        return "; ".join(reasons[:4])
+
+    @property
+    def num_prefills(self) -> int:
+        """Workers that compute prompts: prefill workers, or those that prefill for themselves if there is none."""
+        prefills = sum(1 for member in self._members.values() if member.prefills and member.usable)
+        return prefills or len(self.usable_alone())
+
+    def is_last_of_role(self, member: Member) -> bool:
+        """Whether no other worker that takes work has its role."""
+        return not any(
+            other.usable and other.hello.role is member.hello.role
+            for other in self._members.values()
+            if other is not member
+        )
