@@ -294,7 +294,8 @@ class DecodeCore:
         if not grant.ended:
             log.info(
                 "lease.lost", lease=grant.lease_id, handle=grant.attempt.handle,
-                peer=str(grant.source), error=str(retired.error), quarantine=retired.quarantine,
+                peer=str(grant.source), quarantine=retired.quarantine,
+                error=type(retired.error).__name__, reason=str(retired.error),
             )  # fmt: skip
             self._fail(grant.attempt, retired.error)
 

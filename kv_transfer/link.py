@@ -332,6 +332,7 @@ class Link:
             address=self._channel.peer,
             generation=self.generation,
             was_up=was_up,
+            error=type(error).__name__,
             reason=str(error),
         )
         self._keeper.went_down(self, error)

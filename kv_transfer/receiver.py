@@ -347,7 +347,8 @@ class Receiver:
             lease_id=lease.lease_id,
             peer=self._port.peer.id,
             state=lease.state.value,
-            error=str(error),
+            error=type(error).__name__,
+            reason=str(error),
         )
         if self._port.one_sided and not quarantine:
             self._port.send(Released(lease.lease_id))

@@ -362,7 +362,8 @@ class Sender:
                 lease_id=lease.lease_id,
                 peer=self._port.peer.id,
                 state=lease.state.value,
-                error=str(error),
+                error=type(error).__name__,
+                reason=str(error),
             )
         self._to_engine(messages.LeaseClosed(lease.lease_id, error, lease.sent_bytes, link_lost))
 

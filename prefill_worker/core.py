@@ -333,7 +333,8 @@ class PrefillCore:
         if closed.error is not None:
             log.info(
                 "lease.lost", lease=closed.lease_id, handle=attempt.handle,
-                peer=str(attempt.lease.decode_worker), error=str(closed.error), link_lost=closed.link_lost,
+                peer=str(attempt.lease.decode_worker), link_lost=closed.link_lost,
+                error=type(closed.error).__name__, reason=str(closed.error),
             )  # fmt: skip
         if closed.error is not None and attempt.state is not PrefillState.ENDED:
             self._replies.fail(attempt.session_id, attempt.handle, closed.error)

@@ -56,6 +56,11 @@ class Accounting:
         return self._recent * math.exp((self._recent_at_s - now_s) / RECENT_S)
 
     @property
+    def num_assigned(self) -> int:
+        """Assignments that the worker's reports don't show yet."""
+        return len(self._assigned)
+
+    @property
     def num_sequences(self) -> int:
         """Running, waiting, and on their way."""
         reported = 0 if self.load is None else self.load.num_running + self.load.num_waiting
@@ -86,6 +91,11 @@ class Credit:
     def __init__(self) -> None:
         self.balance = 0
         self._held: dict[int, int] = {}  # handle -> prompt tokens
+
+    @property
+    def num_held(self) -> int:
+        """Attempts that it is held for."""
+        return len(self._held)
 
     @property
     def available(self) -> int:

@@ -91,6 +91,16 @@ class Admission:
         return _within(RETRY_AFTER_S, 0.1 * self._pace.wait_s(len(self._queue), self._clock.now_s()) or 1.0)
 
     @property
+    def num_places(self) -> int:
+        """Places that are taken."""
+        return self._num_places
+
+    @property
+    def num_replaying(self) -> int:
+        """Replays that count against `max_replays`."""
+        return len(self._replaying)
+
+    @property
     def num_waiting(self) -> int:
         """Attempts that wait for a pair."""
         return len(self._queue)

@@ -6,7 +6,7 @@ snapshot and take nothing in until one begins; what it knew before stays, becaus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from pdserve.messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
@@ -39,6 +39,10 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._hashes)
+
+    def holds_exactly(self, hashes: Iterable[bytes]) -> bool:
+        """Whether these are the hashes that it knows; for tests and simulations."""
+        return self._hashes.keys() == dict.fromkeys(hashes).keys()
 
     def apply(self, event: CacheEvent) -> bool:
         """Take in one event.

@@ -30,6 +30,7 @@ class MemoryNetwork:
     schedule    calls a function after so many seconds (the virtual loop's call_later)
     delay       draws the seconds that the next packet travels
     copy_delay  one-sided only: draws the seconds of a device copy; None = done within the turn
+    host_of     the host that a node's name stands on: cuts are between hosts, and outlive their processes
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class MemoryNetwork:
         delay: Callable[[], float] = lambda: 0.0,
         one_sided: bool = False,
         copy_delay: Callable[[], float] | None = None,
+        host_of: Callable[[str], str] = lambda name: name,
     ) -> None:
         self.clock = clock
         self.schedule = schedule
         self.delay = delay
         self.one_sided = one_sided
         self.copy_delay = copy_delay
+        self._host_of = host_of
         self._nodes: dict[str, MemoryNode] = {}
         self._cuts: dict[_Cut, list[MemoryChannel]] = {}
 
@@ -68,7 +71,7 @@ class MemoryNetwork:
             del self._nodes[node.name]
 
     def cut(self, source: str, target: str) -> None:
-        """One way between two names is broken: packets wait, as they do in TCP, until `heal`."""
+        """One way between two hosts is broken: packets wait, as they do in TCP, until `heal`."""
         self._cuts.setdefault(_Cut(source, target), [])
 
     def heal(self, source: str, target: str) -> None:
@@ -78,7 +81,9 @@ class MemoryNetwork:
 
     def holds(self, channel: MemoryChannel, source: str, target: str) -> bool:
         """Whether a packet of this channel must wait; the channel is told when to try again."""
-        held = self._cuts.get(_Cut(source, target))
+        if not self._cuts:
+            return False
+        held = self._cuts.get(_Cut(self._host_of(source), self._host_of(target)))
         if held is None:
             return False
         if channel not in held:

@@ -76,6 +76,16 @@ class MemoryWire:
         self.worker_end.end(reason)
         self.router_end.end(reason)
 
+    def kill_worker(self) -> None:
+        """The worker's process is killed: what it has sent still arrives, what it had queued doesn't."""
+        self._down.break_off()
+        self.worker_end.kill()
+
+    def kill_router(self) -> None:
+        """The same for the router's."""
+        self._up.break_off()
+        self.router_end.kill()
+
     def _end_if_still(self, number: int) -> None:
         if number == self._cut_number:
             self.reset("keepalive: no answer")
@@ -127,6 +137,12 @@ class MemorySession(Generic[S, R]):
         """The other end, or the wire, is gone; what has arrived can still be read."""
         self._inbox.end(reason, misfit)
         self._outward.break_off()
+
+    def kill(self) -> None:
+        """This end's process is gone."""
+        self._closed = True
+        self._inbox.discard("killed")
+        self._outward.kill("its process is gone")
 
 
 class _Pipe(Generic[S]):
@@ -191,6 +207,13 @@ class _Pipe(Generic[S]):
             self._abandon_reason = reason
             if not self.cut:
                 self._tell_abandoned()
+
+    def kill(self, reason: str) -> None:
+        """The sender's process is gone: what is on its way arrives, then the end."""
+        self._outbox.clear()
+        if self._finish_reason is None:
+            self._finish_reason = reason
+        self._pump_soon()
 
     def break_off(self) -> None:
         """Nothing passes any more, for good."""

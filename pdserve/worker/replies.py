@@ -44,7 +44,7 @@ class Replies:
     def refuse(self, session_id: int, handle: int, error: PdserveError) -> None:
         """An attempt will never begin."""
         self._note(error)
-        log.info("attempt.refused", handle=handle, error=str(error))
+        log.info("attempt.refused", handle=handle, error=type(error).__name__, reason=str(error))
         self.send(session_id, Refused(handle, to_failure(error)))
 
     def ignore(self, event: str, **fields: object) -> None:

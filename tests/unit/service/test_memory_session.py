@@ -141,3 +141,21 @@ def test_equal_seeds_give_equal_times() -> None:
 
     assert trace(1) == trace(1)
     assert trace(1) != trace(2)
+
+
+def test_what_a_killed_worker_has_sent_arrives_and_what_it_had_queued_does_not(world: World) -> None:
+    world.worker.send(m.Waiting(1, 0))
+    world.loop.call_later(0.005, world.worker.send, m.Waiting(2, 0))
+    world.loop.call_later(0.005, world.wire.kill_worker)
+    world.router.send(m.Drain())
+    assert world.receive(world.router) == m.Waiting(1, 0)
+    assert "its process is gone" in world.lost(world.router)
+    assert "killed" in world.lost(world.worker)
+
+
+def test_the_end_of_a_killed_router_waits_behind_a_cut(world: World) -> None:
+    world.wire.cut()
+    world.wire.kill_router()
+    world.loop.call_later(1.0, world.wire.heal)
+    assert "its process is gone" in world.lost(world.worker)
+    assert world.clock.now_s() == pytest.approx(1.01)
