@@ -35,7 +35,10 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probability of a token and of the most likely ones, (id, logprob), best first."""
+    """Log probability of a token and of the most likely ones, (id, logprob), best first.
+
+    Natural logarithms of the model's own probabilities, before any setting changes them; values that a float32 holds.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -314,16 +317,21 @@ class Started:
     commit_s: float = 0.0
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    energy_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """New tokens of one sequence; token_ids[0] stands at index first_position of its ids."""
+    """New tokens of one sequence; token_ids[0] stands at index first_position of its ids.
+
+    energy_j  of decoding it, from the start of the attempt to here; None: the machine can't tell
+    """
 
     handle: int
     first_position: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    energy_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

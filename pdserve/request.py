@@ -6,9 +6,7 @@ Whatever is refused is refused before any reservation, with InvalidRequest namin
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,6 +14,7 @@ from pdserve.errors import InvalidRequest
 from pdserve.response import (
     Event,
     Finished,
+    Prompt,
     Started,
     Timings,
     Tokens,
@@ -23,19 +22,18 @@ from pdserve.response import (
     event_from_proto,
     event_to_proto,
 )
+from pdserve.rpc.params import params_to
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.values import REASON_NUMBERS, reason_from
 from pdserve.sampling import FinishReason, SamplingParams
+from pdserve.sampling_checks import checked_ids, checked_params
 
 __all__ = [
-    "Chat", "ChatMessage", "Event", "Finished", "GenerateRequest", "Input", "Resume", "ResumeChoice", "Started",
-    "Timings", "Tokens", "Usage", "chat_from_proto", "chat_to_proto", "event_from_proto", "event_to_proto",
+    "Chat", "ChatMessage", "Event", "Finished", "GenerateRequest", "Input", "Prompt", "Resume", "ResumeChoice",
+    "Started", "Timings", "Tokens", "Usage", "chat_from_proto", "chat_to_proto", "event_from_proto", "event_to_proto",
 ]  # fmt: skip
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 256
-MAX_STOP_TOKEN_IDS = 128
 MAX_PRIORITY = 1000
 MAX_LABEL_CHARACTERS = 128
 _ID = re.compile(r"[A-Za-z0-9._:-]{0,64}")
@@ -86,12 +84,20 @@ class Resume:
     seed: int
     choices: tuple[ResumeChoice, ...]
 
+    @property
+    def holds_tokens(self) -> bool:
+        """Whether the client was given any token, hence all that comes before the first one."""
+        return any(choice.token_ids or choice.finish_reason is not None for choice in self.choices)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One generation, valid but for what only the model can tell (window, vocabulary, template).
 
     seed None = the router draws one; n = choices; the higher priority goes first.
+    best_of                 choices that are generated, the n most likely ones delivered; None = n
+    echo                    the stream begins with the prompt
+    truncate_prompt_tokens  keep only so many of the prompt's last tokens
     """
 
     input: Input
@@ -100,10 +106,24 @@ class GenerateRequest:
     sampling: SamplingParams = _DEFAULTS
     seed: int | None = None
     n: int = 1
+    best_of: int | None = None
+    echo: bool = False
+    truncate_prompt_tokens: int | None = None
     priority: int = 0
     user: str = ""
     resume: Resume | None = None
     cache_salt: str = ""
+
+    @property
+    def num_generated_choices(self) -> int:
+        """Choices that are run; n of them are delivered."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """Those to be made: asked for by name, or the logprobs of an echoed prompt. None = none."""
+        asked = self.sampling.prompt_logprobs
+        return self.sampling.logprobs if asked is None and self.echo else asked
 
     @classmethod
     def from_proto(cls, msg: pb.GenerateRequest, *, max_n: int = 1, vocab_size: int | None = None) -> Self:
@@ -117,19 +137,26 @@ class GenerateRequest:
             raise InvalidRequest(
                 "request_id must be 1 to 64 characters of [A-Za-z0-9._:-]", request_id=msg.request_id[:80]
             )
-        if msg.HasField("truncate_prompt_tokens"):
-            raise InvalidRequest(
-                "truncate_prompt_tokens is not supported yet", value=msg.truncate_prompt_tokens
-            )
+        truncate = msg.truncate_prompt_tokens if msg.HasField("truncate_prompt_tokens") else None
+        if truncate is not None:
+            raise InvalidRequest("truncate_prompt_tokens is not supported yet", value=truncate)
         if abs(msg.priority) > MAX_PRIORITY:
             raise InvalidRequest("priority out of range", limit=f"±{MAX_PRIORITY}", value=msg.priority)
         for name, label in (("user", msg.user), ("cache_salt", msg.cache_salt)):
             if len(label) > MAX_LABEL_CHARACTERS:
                 raise InvalidRequest(f"{name} is too long", limit=MAX_LABEL_CHARACTERS, value=len(label))
+        _refuse_later(msg.sampling)
         n = _n_from(msg.sampling, max_n)
-        sampling = _sampling_from(msg.sampling, vocab_size)
+        sampling = checked_params(msg.sampling, vocab_size)
+        best_of = _best_of_from(msg.sampling, n, max_n)
         seed = msg.sampling.seed if msg.sampling.HasField("seed") else None
         resume = _resume_from(msg.resume, seed, n, sampling, vocab_size) if msg.HasField("resume") else None
+        if best_of is not None and best_of > n and resume is not None and resume.holds_tokens:
+            raise InvalidRequest(
+                "best_of above n delivers nothing before its end: send it again with the seed, not to resume",
+                limit=n,
+                value=best_of,
+            )
         return cls(
             input=_input_from(msg, vocab_size),
             request_id=msg.request_id,
@@ -137,6 +164,9 @@ class GenerateRequest:
             sampling=sampling,
             seed=seed if resume is None else resume.seed,
             n=n,
+            best_of=best_of,
+            echo=msg.sampling.echo,
+            truncate_prompt_tokens=truncate,
             priority=msg.priority,
             user=msg.user,
             resume=resume,
@@ -145,23 +175,19 @@ class GenerateRequest:
 
     def to_proto(self) -> pb.GenerateRequest:
         """The client's side; nothing is checked here, the router answers."""
-        params = self.sampling
+        sampling = params_to(self.sampling)
+        sampling.echo = self.echo
+        if self.seed is not None:
+            sampling.seed = self.seed
+        if self.n != 1:
+            sampling.n = self.n
+        if self.best_of is not None:
+            sampling.best_of = self.best_of
         msg = pb.GenerateRequest(
             request_id=self.request_id,
             model=self.model,
-            sampling=pb.SamplingParams(
-                temperature=params.temperature,
-                top_k=params.top_k,
-                top_p=params.top_p,
-                min_tokens=params.min_tokens,
-                max_tokens=params.max_tokens,
-                stop=params.stop,
-                include_stop=params.include_stop,
-                stop_token_ids=params.stop_token_ids,
-                ignore_eos=params.ignore_eos,
-                seed=self.seed,
-                n=None if self.n == 1 else self.n,
-            ),
+            sampling=sampling,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
             priority=self.priority,
             user=self.user,
             cache_salt=self.cache_salt,
@@ -222,7 +248,7 @@ def _input_from(msg: pb.GenerateRequest, vocab_size: int | None) -> Input:
         case "token_ids":
             if not msg.token_ids.ids:
                 raise InvalidRequest("token_ids must not be empty")
-            return _ids_from(msg.token_ids.ids, "token_ids", vocab_size)
+            return checked_ids(msg.token_ids.ids, "token_ids", vocab_size)
         case _:
             raise InvalidRequest("a request needs exactly one of text, chat, token_ids")
 
@@ -234,41 +260,14 @@ def _n_from(msg: pb.SamplingParams, max_n: int) -> int:
     return n
 
 
-def _sampling_from(msg: pb.SamplingParams, vocab_size: int | None) -> SamplingParams:
-    _refuse_later(msg)
-    temperature = msg.temperature if msg.HasField("temperature") else 1.0
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise InvalidRequest("temperature must be finite and 0 or more", value=temperature)
-    top_p = msg.top_p if msg.HasField("top_p") else 1.0
-    if not 0 < top_p <= 1:
-        raise InvalidRequest("top_p must be above 0 and at most 1", value=top_p)
-    max_tokens = msg.max_tokens if msg.HasField("max_tokens") else None
-    if max_tokens == 0:
-        raise InvalidRequest("max_tokens must be at least 1", value=0)
-    if max_tokens is not None and msg.min_tokens > max_tokens:
-        raise InvalidRequest("min_tokens must not exceed max_tokens", limit=max_tokens, value=msg.min_tokens)
-    if len(msg.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest("too many stop strings", limit=MAX_STOP_STRINGS, value=len(msg.stop))
-    for text in msg.stop:
-        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
-            raise InvalidRequest(
-                "a stop string's length is out of range", limit=f"1 to {MAX_STOP_CHARACTERS}", value=len(text)
-            )
-    if len(msg.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest(
-            "too many stop_token_ids", limit=MAX_STOP_TOKEN_IDS, value=len(msg.stop_token_ids)
-        )
-    return SamplingParams(
-        temperature=temperature,
-        top_k=msg.top_k,
-        top_p=top_p,
-        min_tokens=msg.min_tokens,
-        max_tokens=max_tokens,
-        stop=tuple(msg.stop),
-        include_stop=msg.include_stop,
-        stop_token_ids=_ids_from(msg.stop_token_ids, "stop_token_ids", vocab_size),
-        ignore_eos=msg.ignore_eos,
-    )
+def _best_of_from(msg: pb.SamplingParams, n: int, max_n: int) -> int | None:
+    if not msg.HasField("best_of"):
+        return None
+    if not n <= msg.best_of <= max_n:
+        raise InvalidRequest("best_of out of range", limit=f"{n} (n) to {max_n}", value=msg.best_of)
+    if msg.best_of > n and msg.HasField("temperature") and msg.temperature == 0:
+        raise InvalidRequest("best_of above n needs a temperature above 0", limit=n, value=msg.best_of)
+    return msg.best_of
 
 
 def _refuse_later(msg: pb.SamplingParams) -> None:
@@ -296,7 +295,7 @@ def _resume_from(
                 value=len(each.token_ids),
             )
         reason = reason_from(each.finish_reason) if each.HasField("finish_reason") else None
-        choices.append(ResumeChoice(_ids_from(each.token_ids, "resume.token_ids", vocab_size), reason))
+        choices.append(ResumeChoice(checked_ids(each.token_ids, "resume.token_ids", vocab_size), reason))
     choices += [ResumeChoice()] * (n - len(choices))
     return Resume(msg.seed, tuple(choices))
 
@@ -310,11 +309,3 @@ def _resume_to(resume: Resume) -> pb.Resume:
         for each in resume.choices
     ]
     return pb.Resume(seed=resume.seed, choices=choices)
-
-
-def _ids_from(ids: Sequence[int], field: str, vocab_size: int | None) -> tuple[int, ...]:
-    if vocab_size is not None and ids and max(ids) >= vocab_size:
-        raise InvalidRequest(
-            f"{field} holds an id outside the vocabulary", limit=vocab_size - 1, value=max(ids)
-        )
-    return tuple(ids)

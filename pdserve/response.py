@@ -1,4 +1,4 @@
-"""What a request's stream says: started, tokens, finished. The same classes in the router and in the client."""
+"""What a request's stream says: started, prompt, tokens, finished. The same classes in the router and in the client."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from pdserve.errors import InvalidRequest
+from pdserve.messages import TokenLogprobs
 from pdserve.rpc.v1 import inference_pb2 as pb
-from pdserve.rpc.values import REASON_NUMBERS, reason_from
+from pdserve.rpc.values import REASON_NUMBERS, all_logprobs_from, all_logprobs_to, reason_from
 from pdserve.sampling import FinishReason
 
 
@@ -48,27 +49,71 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A part of the prompt, before the first tokens: only with echo or prompt logprobs. The parts make up the whole.
+
+    text      with echo: the whole prompt's, in the part that begins at index 0
+    logprobs  with prompt logprobs: one a token, but none for the token of index 0
+    """
+
+    first_index: int
+    token_ids: tuple[int, ...]
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @classmethod
+    def from_proto(cls, msg: pb.Prompt) -> Self:
+        """The client's side."""
+        return cls(
+            first_index=msg.first_index,
+            token_ids=tuple(msg.token_ids),
+            text=msg.text,
+            logprobs=all_logprobs_from(msg.logprobs),
+        )
+
+    def to_proto(self) -> pb.Prompt:
+        """The router's side."""
+        return pb.Prompt(
+            first_index=self.first_index,
+            token_ids=self.token_ids,
+            text=self.text,
+            logprobs=all_logprobs_to(self.logprobs),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
     """Tokens of one choice; token_ids[0] has index `first_index` in its output, from 0.
 
     text is what is certain so far: it may lag behind the ids while a character or a stop string is incomplete.
+    logprobs: one a token if they were asked for, else none.
     """
 
     choice: int
     first_index: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @classmethod
     def from_proto(cls, msg: pb.Tokens) -> Self:
         """The client's side."""
-        ids = tuple(msg.token_ids)
-        return cls(choice=msg.choice, first_index=msg.first_index, token_ids=ids, text=msg.text)
+        return cls(
+            choice=msg.choice,
+            first_index=msg.first_index,
+            token_ids=tuple(msg.token_ids),
+            text=msg.text,
+            logprobs=all_logprobs_from(msg.logprobs),
+        )
 
     def to_proto(self) -> pb.Tokens:
         """The router's side."""
         return pb.Tokens(
-            choice=self.choice, first_index=self.first_index, token_ids=self.token_ids, text=self.text
+            choice=self.choice,
+            first_index=self.first_index,
+            token_ids=self.token_ids,
+            text=self.text,
+            logprobs=all_logprobs_to(self.logprobs),
         )
 
 
@@ -167,7 +212,7 @@ class Finished:
         )
 
 
-Event = Started | Tokens | Finished
+Event = Started | Prompt | Tokens | Finished
 
 
 def event_to_proto(event: Event) -> pb.GenerateResponse:
@@ -179,6 +224,8 @@ def event_to_proto(event: Event) -> pb.GenerateResponse:
             return pb.GenerateResponse(started=event.to_proto())
         case Finished():
             return pb.GenerateResponse(finished=event.to_proto())
+        case Prompt():
+            return pb.GenerateResponse(prompt=event.to_proto())
 
 
 def event_from_proto(msg: pb.GenerateResponse) -> Event:
@@ -190,5 +237,7 @@ def event_from_proto(msg: pb.GenerateResponse) -> Event:
             return Started.from_proto(msg.started)
         case "finished":
             return Finished.from_proto(msg.finished)
+        case "prompt":
+            return Prompt.from_proto(msg.prompt)
         case _:
             raise InvalidRequest("an empty event, or one of a later version, came from the router")

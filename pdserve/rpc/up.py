@@ -78,6 +78,7 @@ def _step_tokens_to(message: m.StepTokens) -> pb.StepTokens:
         first_position=message.first_position,
         token_ids=message.token_ids,
         logprobs=v.all_logprobs_to(message.logprobs),
+        energy_j=message.energy_j,
     )
 
 
@@ -88,8 +89,13 @@ def _step_tokens_from(msg: pb.StepTokens) -> m.StepTokens:
             num_tokens=len(msg.token_ids),
             num_logprobs=len(msg.logprobs),
         )
-    handle = v.handle_from(msg.handle)
-    return m.StepTokens(handle, msg.first_position, tuple(msg.token_ids), v.all_logprobs_from(msg.logprobs))
+    return m.StepTokens(
+        v.handle_from(msg.handle),
+        msg.first_position,
+        tuple(msg.token_ids),
+        v.all_logprobs_from(msg.logprobs),
+        msg.energy_j if msg.HasField("energy_j") else None,
+    )
 
 
 def _load_to(message: m.Load) -> pb.Load:
@@ -162,6 +168,7 @@ def _started_to(message: m.Started) -> pb.DecodeStarted:
         commit_s=message.commit_s,
         queue_s=message.queue_s,
         prefill_s=message.prefill_s,
+        energy_j=message.energy_j,
     )
 
 
@@ -178,6 +185,7 @@ def _started_from(msg: pb.DecodeStarted) -> m.Started:
         commit_s=msg.commit_s,
         queue_s=msg.queue_s,
         prefill_s=msg.prefill_s,
+        energy_j=msg.energy_j if msg.HasField("energy_j") else None,
     )
 
 

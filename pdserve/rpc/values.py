@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from pdserve.errors import Failure, InvalidRequest
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import BlockCounts, Phase, Role, TokenLogprobs
+from pdserve.rpc.params import params_from, params_to
 from pdserve.rpc.v1 import inference_pb2 as ipb
 from pdserve.rpc.v1 import session_pb2 as spb
-from pdserve.sampling import FinishReason, SampleKey, SamplingParams
+from pdserve.sampling import FinishReason, SampleKey
 
 E = TypeVar("E", bound=Enum)
 
@@ -125,43 +126,35 @@ def failure_from(msg: spb.Failure) -> Failure:
     return Failure(msg.error, msg.message, dict(msg.fields))
 
 
-def logprobs_to(logprobs: TokenLogprobs | None) -> spb.TokenLogprobs | None:
+def logprobs_to(logprobs: TokenLogprobs | None) -> ipb.TokenLogprobs | None:
     if logprobs is None:
         return None
-    top = [spb.Logprob(token_id=token_id, logprob=value) for token_id, value in logprobs.top]
-    return spb.TokenLogprobs(logprob=logprobs.logprob, top=top)
+    top = [ipb.Logprob(token_id=token_id, logprob=value) for token_id, value in logprobs.top]
+    return ipb.TokenLogprobs(logprob=logprobs.logprob, top=top)
 
 
-def logprobs_from(msg: spb.TokenLogprobs) -> TokenLogprobs:
+def logprobs_from(msg: ipb.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(msg.logprob, tuple((each.token_id, each.logprob) for each in msg.top))
 
 
-def all_logprobs_to(logprobs: Sequence[TokenLogprobs]) -> list[spb.TokenLogprobs]:
+def all_logprobs_to(logprobs: Sequence[TokenLogprobs]) -> list[ipb.TokenLogprobs]:
     return [each for each in map(logprobs_to, logprobs) if each is not None]
 
 
-def all_logprobs_from(msgs: Iterable[spb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+def all_logprobs_from(msgs: Iterable[ipb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
     return tuple(logprobs_from(msg) for msg in msgs)
 
 
 def key_to(key: SampleKey) -> spb.Sampling:
     """`max_tokens` travels resolved; it is set even where the request left it open."""
-    params = key.params
+    params = params_to(key.params)
+    params.max_tokens = key.max_tokens
     return spb.Sampling(
-        params=ipb.SamplingParams(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_tokens=params.min_tokens,
-            max_tokens=key.max_tokens,
-            stop=params.stop,
-            include_stop=params.include_stop,
-            stop_token_ids=params.stop_token_ids,
-            ignore_eos=params.ignore_eos,
-        ),
+        params=params,
         seed=key.seed,
         choice=key.choice,
         eos_token_ids=key.eos_token_ids,
+        bad_word_ids=[ipb.TokenIds(ids=word) for word in key.bad_word_ids],
     )
 
 
@@ -172,22 +165,19 @@ def key_from(msg: spb.Sampling) -> SampleKey:
         if not params.HasField(name):
             raise InvalidRequest("sampling between router and worker must be resolved", missing=name)
     return SampleKey(
-        params=SamplingParams(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_tokens=params.min_tokens,
-            max_tokens=params.max_tokens,
-            stop=tuple(params.stop),
-            include_stop=params.include_stop,
-            stop_token_ids=tuple(params.stop_token_ids),
-            ignore_eos=params.ignore_eos,
-        ),
+        params=params_from(params),
         seed=msg.seed,
         choice=msg.choice,
         eos_token_ids=tuple(msg.eos_token_ids),
         max_tokens=params.max_tokens,
+        bad_word_ids=tuple(_bad_word_from(word.ids) for word in msg.bad_word_ids),
     )
+
+
+def _bad_word_from(ids: Sequence[int]) -> tuple[int, ...]:
+    if not ids:
+        raise InvalidRequest("a bad word without ids forbids nothing")
+    return tuple(ids)
 
 
 def hashes_from(joined: bytes) -> tuple[bytes, ...]:

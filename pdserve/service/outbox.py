@@ -16,6 +16,7 @@ from pdserve.messages import (
     Heartbeat,
     Load,
     Progress,
+    PromptLogprobs,
     StartDecode,
     StartPrefill,
     Step,
@@ -140,13 +141,16 @@ class _JoinedStep:
             if runs and runs[-1].adjoins(each):
                 runs[-1].token_ids.extend(each.token_ids)
                 runs[-1].logprobs.extend(each.logprobs)
+                runs[-1].energy_j = each.energy_j
             else:
                 runs.append(_Run(each))
 
     def build(self) -> Step:
         return Step(
             tuple(
-                StepTokens(handle, run.first_position, tuple(run.token_ids), tuple(run.logprobs))
+                StepTokens(
+                    handle, run.first_position, tuple(run.token_ids), tuple(run.logprobs), run.energy_j
+                )
                 for handle, runs in self._runs.items()
                 for run in runs
             )
@@ -154,12 +158,13 @@ class _JoinedStep:
 
 
 class _Run:
-    __slots__ = ("first_position", "logprobs", "token_ids")
+    __slots__ = ("energy_j", "first_position", "logprobs", "token_ids")
 
     def __init__(self, tokens: StepTokens) -> None:
         self.first_position = tokens.first_position
         self.token_ids: list[int] = list(tokens.token_ids)
         self.logprobs: list[TokenLogprobs] = list(tokens.logprobs)
+        self.energy_j = tokens.energy_j
 
     def adjoins(self, later: StepTokens) -> bool:
         same_kind = bool(self.logprobs) == bool(later.logprobs)
@@ -171,6 +176,8 @@ def _size(message: object) -> int:
         return 1 + sum(len(each.token_ids) for each in message.sequences)
     if isinstance(message, StartPrefill | StartDecode):
         return 1 + len(message.token_ids)
+    if isinstance(message, PromptLogprobs):
+        return 1 + len(message.tokens)
     return 1
 
 

@@ -177,8 +177,11 @@ class SamplingParams(_message.Message):
     top_p: _builtins.float
     """unset = 1 = off"""
     min_p: _builtins.float
+    """0 or unset = off"""
     typical_p: _builtins.float
+    """unset = 1 = off"""
     repetition_penalty: _builtins.float
+    """unset = 1 = off"""
     presence_penalty: _builtins.float
     frequency_penalty: _builtins.float
     min_tokens: _builtins.int
@@ -190,8 +193,11 @@ class SamplingParams(_message.Message):
     """unset = drawn by the router and told in `started`"""
     n: _builtins.int
     best_of: _builtins.int
+    """generated; the n most likely are delivered when all have ended"""
     logprobs: _builtins.int
+    """of each token, and of so many most likely ones; unset = none"""
     prompt_logprobs: _builtins.int
+    """the same of the prompt's tokens"""
     echo: _builtins.bool
     json_schema: _builtins.str
     regex: _builtins.str
@@ -203,7 +209,9 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """empty = all"""
+
     @_builtins.property
     def banned_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -408,6 +416,7 @@ class GenerateRequest(_message.Message):
     user: _builtins.str
     """fairness between users, where the queue has several"""
     truncate_prompt_tokens: _builtins.int
+    """keep only the prompt's last so many tokens"""
     cache_salt: _builtins.str
     """Prefix cache entries are shared only between requests of equal salt."""
     @_builtins.property
@@ -455,28 +464,118 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started: ...
     @_builtins.property
     def tokens(self) -> Global___Tokens: ...
     @_builtins.property
     def finished(self) -> Global___Finished: ...
+    @_builtins.property
+    def prompt(self) -> Global___Prompt: ...
     def __init__(
         self,
         *,
         started: Global___Started | None = ...,
         tokens: Global___Tokens | None = ...,
         finished: Global___Finished | None = ...,
+        prompt: Global___Prompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "prompt", b"prompt", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "prompt", b"prompt", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "tokens", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "tokens", "finished", "prompt"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class Logprob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    logprob: _builtins.float
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Logprob: _TypeAlias = Logprob  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """Natural logarithms of the model's own probabilities, before any setting of the request changes them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logprob]:
+        """the most likely tokens, best first"""
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top: _abc.Iterable[Global___Logprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
+class Prompt(_message.Message):
+    """A part of the prompt, between `started` and the first tokens: with echo or prompt_logprobs only. Parts come in order
+    and make up the whole prompt.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    first_index: _builtins.int
+    text: _builtins.str
+    """with echo: the whole prompt's, in the part with index 0"""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """with prompt_logprobs: one a token, but none for the token of index 0"""
+
+    def __init__(
+        self,
+        *,
+        first_index: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text: _builtins.str = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
@@ -523,11 +622,16 @@ class Tokens(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     choice: _builtins.int
     first_index: _builtins.int
     text: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """one a token, if asked for"""
+
     def __init__(
         self,
         *,
@@ -535,10 +639,11 @@ class Tokens(_message.Message):
         first_index: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "first_index", b"first_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "first_index", b"first_index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -596,13 +701,16 @@ class Timings(_message.Message):
     queue_ms: _builtins.float
     """received -> credit held"""
     reserve_ms: _builtins.float
-    """StartDecode written -> Granted read"""
+    """StartDecode written -> Granted read; 0 if the decode worker prefills itself"""
     dispatch_ms: _builtins.float
     """Granted read -> StartPrefill written"""
     prefill_queue_ms: _builtins.float
-    """StartPrefill read -> first chunk begun (prefill worker's clock)"""
+    """Of the prefill worker's clock. If the decode worker's word was here first and the prefill worker's never came, the
+    router's. If the decode worker prefills itself, its clock, its wait for blocks included.
+    StartPrefill read -> first chunk begun
+    """
     prefill_ms: _builtins.float
-    """first chunk begun -> first token sampled (prefill worker's clock)"""
+    """first chunk begun -> first token sampled"""
     relay_ms: _builtins.float
     """FirstToken read -> token written to the client"""
     rest_ms: _builtins.float
@@ -905,12 +1013,17 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    EXPLAIN_FIELD_NUMBER: _builtins.int
+    explain: _builtins.bool
+    """also why the last requests went where they went, and why those that wait do"""
     def __init__(
         self,
+        *,
+        explain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explain", b"explain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -925,6 +1038,7 @@ class GetStatusResponse(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    PLACEMENTS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     draining: _builtins.bool
     @_builtins.property
@@ -933,6 +1047,10 @@ class GetStatusResponse(_message.Message):
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PairStatus]: ...
     @_builtins.property
     def queue(self) -> Global___QueueStatus: ...
+    @_builtins.property
+    def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Placement]:
+        """with `explain`; the last ones, oldest first, then those that wait"""
+
     def __init__(
         self,
         *,
@@ -941,14 +1059,110 @@ class GetStatusResponse(_message.Message):
         queue: Global___QueueStatus | None = ...,
         router_id: _builtins.str = ...,
         draining: _builtins.bool = ...,
+        placements: _abc.Iterable[Global___Placement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "pairs", b"pairs", "queue", b"queue", "router_id", b"router_id", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "pairs", b"pairs", "placements", b"placements", "queue", b"queue", "router_id", b"router_id", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class Placement(_message.Message):
+    """Where one attempt went, or why it waits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    choice: _builtins.int
+    attempt: _builtins.int
+    """from 1; 0 = it waits"""
+    age_s: _builtins.float
+    """since it was placed, or since it began to wait"""
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        choice: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        age_s: _builtins.float = ...,
+        candidates: _abc.Iterable[Global___Candidate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "candidates", b"candidates", "choice", b"choice", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Placement: _TypeAlias = Placement  # noqa: Y015
+
+@_typing.final
+class Candidate(_message.Message):
+    """One pair, or (prefill_worker empty) one worker that would prefill itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_WORKER_FIELD_NUMBER: _builtins.int
+    DECODE_WORKER_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    prefill_worker: _builtins.str
+    decode_worker: _builtins.str
+    chosen: _builtins.bool
+    reason: _builtins.str
+    """why it was not chosen"""
+    @_builtins.property
+    def cost(self) -> _containers.RepeatedCompositeFieldContainer[Global___CostPart]:
+        """empty = it could not be taken"""
+
+    def __init__(
+        self,
+        *,
+        prefill_worker: _builtins.str = ...,
+        decode_worker: _builtins.str = ...,
+        chosen: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        cost: _abc.Iterable[Global___CostPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "cost", b"cost", "decode_worker", b"decode_worker", "prefill_worker", b"prefill_worker", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
+
+@_typing.final
+class CostPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    ms: _builtins.float
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ms", b"ms", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CostPart: _TypeAlias = CostPart  # noqa: Y015
 
 @_typing.final
 class BlockCounts(_message.Message):

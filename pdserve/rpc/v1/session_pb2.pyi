@@ -207,12 +207,17 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     choice: _builtins.int
     @_builtins.property
     def params(self) -> _inference_pb2.SamplingParams: ...
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenIds]:
+        """params.bad_words as the router's tokenizer spells them"""
+
     def __init__(
         self,
         *,
@@ -220,10 +225,11 @@ class Sampling(_message.Message):
         seed: _builtins.int = ...,
         choice: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_word_ids: _abc.Iterable[_inference_pb2.TokenIds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "eos_token_ids", b"eos_token_ids", "params", b"params", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_word_ids", b"bad_word_ids", "choice", b"choice", "eos_token_ids", b"eos_token_ids", "params", b"params", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -866,51 +872,6 @@ class Progress(_message.Message):
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
-class Logprob(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TOKEN_ID_FIELD_NUMBER: _builtins.int
-    LOGPROB_FIELD_NUMBER: _builtins.int
-    token_id: _builtins.int
-    logprob: _builtins.float
-    def __init__(
-        self,
-        *,
-        token_id: _builtins.int = ...,
-        logprob: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Logprob: _TypeAlias = Logprob  # noqa: Y015
-
-@_typing.final
-class TokenLogprobs(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LOGPROB_FIELD_NUMBER: _builtins.int
-    TOP_FIELD_NUMBER: _builtins.int
-    logprob: _builtins.float
-    @_builtins.property
-    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logprob]: ...
-    def __init__(
-        self,
-        *,
-        logprob: _builtins.float = ...,
-        top: _abc.Iterable[Global___Logprob] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top", b"top"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
-
-@_typing.final
 class FirstToken(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -932,13 +893,13 @@ class FirstToken(_message.Message):
     prefill_s: _builtins.float
     energy_j: _builtins.float
     @_builtins.property
-    def logprobs(self) -> Global___TokenLogprobs: ...
+    def logprobs(self) -> _inference_pb2.TokenLogprobs: ...
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
         token_id: _builtins.int = ...,
-        logprobs: Global___TokenLogprobs | None = ...,
+        logprobs: _inference_pb2.TokenLogprobs | None = ...,
         final: _builtins.bool = ...,
         reason: _inference_pb2.FinishReason.ValueType = ...,
         num_cached_tokens: _builtins.int = ...,
@@ -966,13 +927,13 @@ class PromptLogprobs(_message.Message):
     handle: _builtins.int
     first_position: _builtins.int
     @_builtins.property
-    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]: ...
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
         first_position: _builtins.int = ...,
-        tokens: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        tokens: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -997,6 +958,7 @@ class DecodeStarted(_message.Message):
     COMMIT_S_FIELD_NUMBER: _builtins.int
     QUEUE_S_FIELD_NUMBER: _builtins.int
     PREFILL_S_FIELD_NUMBER: _builtins.int
+    ENERGY_J_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     first_token: _builtins.int
     num_cached_tokens: _builtins.int
@@ -1009,14 +971,16 @@ class DecodeStarted(_message.Message):
     """prefilled here: read -> first chunk begun"""
     prefill_s: _builtins.float
     """prefilled here: first chunk begun -> first token sampled"""
+    energy_j: _builtins.float
+    """prefilled here"""
     @_builtins.property
-    def logprobs(self) -> Global___TokenLogprobs: ...
+    def logprobs(self) -> _inference_pb2.TokenLogprobs: ...
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
         first_token: _builtins.int = ...,
-        logprobs: Global___TokenLogprobs | None = ...,
+        logprobs: _inference_pb2.TokenLogprobs | None = ...,
         num_cached_tokens: _builtins.int = ...,
         received_bytes: _builtins.int = ...,
         transport: _builtins.str = ...,
@@ -1025,12 +989,15 @@ class DecodeStarted(_message.Message):
         commit_s: _builtins.float = ...,
         queue_s: _builtins.float = ...,
         prefill_s: _builtins.float = ...,
+        energy_j: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j", "energy_j", b"energy_j", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_s", b"commit_s", "first_token", b"first_token", "handle", b"handle", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "received_bytes", b"received_bytes", "transfer_exposed_s", b"transfer_exposed_s", "transfer_s", b"transfer_s", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j", "commit_s", b"commit_s", "energy_j", b"energy_j", "first_token", b"first_token", "handle", b"handle", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "received_bytes", b"received_bytes", "transfer_exposed_s", b"transfer_exposed_s", "transfer_s", b"transfer_s", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__energy_j: _TypeAlias = _typing.Literal["energy_j"]  # noqa: Y015
+    _WhichOneofArgType__energy_j: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_j) -> _WhichOneofReturnType__energy_j | None: ...
 
 Global___DecodeStarted: _TypeAlias = DecodeStarted  # noqa: Y015
 
@@ -1042,26 +1009,32 @@ class StepTokens(_message.Message):
     FIRST_POSITION_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    ENERGY_J_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     first_position: _builtins.int
     """index in the sequence's ids, prompt included"""
+    energy_j: _builtins.float
+    """decoding of this attempt so far"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]: ...
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
         first_position: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+        energy_j: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j", "energy_j", b"energy_j"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_position", b"first_position", "handle", b"handle", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j", "energy_j", b"energy_j", "first_position", b"first_position", "handle", b"handle", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__energy_j: _TypeAlias = _typing.Literal["energy_j"]  # noqa: Y015
+    _WhichOneofArgType__energy_j: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_j) -> _WhichOneofReturnType__energy_j | None: ...
 
 Global___StepTokens: _TypeAlias = StepTokens  # noqa: Y015
 

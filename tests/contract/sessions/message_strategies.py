@@ -35,6 +35,17 @@ def sample_keys(draw: st.DrawFn) -> SampleKey:
         temperature=draw(f32),
         top_k=draw(u32),
         top_p=draw(f32),
+        min_p=draw(f32),
+        typical_p=draw(f32),
+        repetition_penalty=draw(f32),
+        presence_penalty=draw(f32),
+        frequency_penalty=draw(f32),
+        logit_bias=tuple(sorted(draw(st.dictionaries(u32, f32, max_size=3)).items())),
+        allowed_token_ids=draw(token_ids),
+        banned_token_ids=draw(token_ids),
+        bad_words=draw(st.lists(texts, max_size=2).map(tuple)),
+        logprobs=draw(st.none() | u32),
+        prompt_logprobs=draw(st.none() | u32),
         min_tokens=draw(u32),
         max_tokens=max_tokens,
         stop=draw(st.lists(texts, max_size=3).map(tuple)),
@@ -43,7 +54,12 @@ def sample_keys(draw: st.DrawFn) -> SampleKey:
         ignore_eos=draw(flags),
     )
     return SampleKey(
-        params=params, seed=draw(u64), choice=draw(u32), eos_token_ids=draw(token_ids), max_tokens=max_tokens
+        params=params,
+        seed=draw(u64),
+        choice=draw(u32),
+        eos_token_ids=draw(token_ids),
+        max_tokens=max_tokens,
+        bad_word_ids=draw(st.lists(st.lists(u32, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple)),
     )
 
 
@@ -87,7 +103,7 @@ def start_decodes(draw: st.DrawFn) -> m.StartDecode:
 def step_tokens(draw: st.DrawFn) -> m.StepTokens:
     tokens = draw(st.lists(u32, min_size=1, max_size=4).map(tuple))
     each = draw(st.just(()) | st.lists(logprobs, min_size=len(tokens), max_size=len(tokens)).map(tuple))
-    return m.StepTokens(draw(ids), draw(u32), tokens, each)
+    return m.StepTokens(draw(ids), draw(u32), tokens, each, draw(st.none() | seconds))
 
 
 hellos = st.builds(
@@ -151,6 +167,7 @@ starteds = st.builds(
     commit_s=seconds,
     queue_s=seconds,
     prefill_s=seconds,
+    energy_j=st.none() | seconds,
 )
 finisheds = st.builds(
     m.Finished,

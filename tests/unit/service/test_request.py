@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.errors import InvalidRequest
+from pdserve.messages import TokenLogprobs
 from pdserve.request import (
     Chat,
     ChatMessage,
     Event,
     Finished,
     GenerateRequest,
+    Prompt,
     Resume,
     ResumeChoice,
     Started,
@@ -125,7 +127,7 @@ def test_what_does_not_work_yet_is_refused_by_name(name: str) -> None:
 
 
 def test_every_sampling_field_is_either_taken_or_refused() -> None:
-    taken = set(SamplingParams.__dataclass_fields__) | {"seed", "n"}
+    taken = set(SamplingParams.__dataclass_fields__) | {"seed", "n", "best_of", "echo"}
     assert taken | set(LATER) == {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
 
 
@@ -201,7 +203,15 @@ EVENTS: list[Event] = [
         prompt_token_ids=(5, 6),
         model="m",
     ),
+    Prompt(first_index=0, token_ids=(5, 6), text="hi", logprobs=(TokenLogprobs(-0.5, ((6, -0.5),)),)),
     Tokens(choice=1, first_index=3, token_ids=(7, 8), text="ab"),
+    Tokens(
+        choice=0,
+        first_index=0,
+        token_ids=(7,),
+        text="a",
+        logprobs=(TokenLogprobs(-1.5, ((9, -0.25), (7, -1.5))),),
+    ),
     Finished(
         choice=1,
         reason=FinishReason.STOP_TEXT,
@@ -224,7 +234,7 @@ def test_events_survive_the_wire(event: Event) -> None:
 
 
 def test_unknown_energy_is_absent_not_zero() -> None:
-    finished = EVENTS[2]
+    finished = EVENTS[-1]
     assert isinstance(finished, Finished)
     assert finished.to_proto().energy.HasField("prefill_j")
     assert not finished.to_proto().energy.HasField("decode_j")
