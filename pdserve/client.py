@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from types import TracebackType
@@ -22,14 +22,24 @@ import grpc.aio
 from pdserve.clock import Clock, SystemClock
 from pdserve.completion import Completion, Generation, collect
 from pdserve.errors import DeadlineExceeded, Draining
+from pdserve.ids import Epoch, WorkerRef, system_random
+from pdserve.messages import Role
 from pdserve.request import Chat, Event, GenerateRequest, Input, Resume, chat_to_proto, event_from_proto
+from pdserve.rpc.v1 import admin_pb2
 from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1.admin_pb2_grpc import AdminStub
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
+from pdserve.rpc.values import ROLE_NUMBERS
+from pdserve.service.admission import WorkerProof
+from pdserve.service.proven_call import open_proven
 from pdserve.service.rpc import open_channel
 from pdserve.service.rpc_errors import ServerLost, error_of
 from pdserve.status import ClusterStatus, ModelInfo
 
 T = TypeVar("T")
+
+ADMIN_S = 10.0  # how long a router may take to let an operator in
+OPERATOR = WorkerRef("operator", Epoch(0, 0))  # whose proof of the cluster secret it is
 
 
 class RouterLost(ServerLost):
@@ -42,17 +52,24 @@ class AsyncClient:
     """Talks to one router, or to the first of several that answers. One event loop; any number of calls at once.
 
     targets  HOST:PORT, or several of them
+    secret   the cluster's, for set_role and drain_worker, if it has one
     Every method raises errors of pdserve.errors: InvalidRequest, Overloaded, DeadlineExceeded, RouterLost, …
     """
 
     def __init__(
-        self, targets: str | Sequence[str], *, keepalive_s: float = 1.0, clock: Clock | None = None
+        self,
+        targets: str | Sequence[str],
+        *,
+        keepalive_s: float = 1.0,
+        clock: Clock | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self._targets = (targets,) if isinstance(targets, str) else tuple(targets)
         if not self._targets:
             raise ValueError("a client needs at least one target")
         self._keepalive_s = keepalive_s
         self._clock = clock or SystemClock()
+        self._secret = secret
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._current = 0  # the target that answered last
 
@@ -129,9 +146,23 @@ class AsyncClient:
         """The model that is served."""
         return ModelInfo.from_proto(await self._unary("GetModel", pb.GetModelRequest()))
 
-    async def status(self) -> ClusterStatus:
-        """Workers, pairs and queue as this router sees them."""
-        return ClusterStatus.from_proto(await self._unary("GetStatus", pb.GetStatusRequest()))
+    async def status(self, *, explain: bool = False) -> ClusterStatus:
+        """Workers, pairs and queue as this router sees them; explain: also why requests went where they went."""
+        return ClusterStatus.from_proto(await self._unary("GetStatus", pb.GetStatusRequest(explain=explain)))
+
+    async def set_role(self, worker_id: str, role: Role, *, force: bool = False) -> None:
+        """Let a worker drain and join anew in another role; returns when it has been told.
+
+        force  also if no other worker has the role that it leaves
+        Raises UnknownWorker; InvalidRequest if it has that role, or is the last of its own.
+        """
+        message = admin_pb2.SetRoleRequest(worker_id=worker_id, role=ROLE_NUMBERS[role], force=force)
+        await self._try_targets(lambda target: self._admin(target, "SetRole", message))
+
+    async def drain_worker(self, worker_id: str, *, force: bool = False) -> None:
+        """Let a worker serve what it has, and end; otherwise as set_role."""
+        message = admin_pb2.DrainWorkerRequest(worker_id=worker_id, force=force)
+        await self._try_targets(lambda target: self._admin(target, "DrainWorker", message))
 
     async def _stream(
         self, target: str, request: GenerateRequest, ends_at_s: float | None
@@ -149,32 +180,53 @@ class AsyncClient:
             call.cancel()
 
     async def _unary(self, method: str, message: Any) -> Any:
-        """A call that may be asked of any router, in turn until one answers."""
+        """A call that may be asked of any router."""
+        return await self._try_targets(lambda target: getattr(self._stub(target), method)(message))
+
+    async def _admin(self, target: str, method: str, message: Any) -> Any:
+        """A call that a router asks the cluster secret for."""
+        stub: Any = AdminStub(self._channel(target))
+        proof = WorkerProof(OPERATOR, self._secret, system_random())
+        return await (
+            await open_proven(
+                lambda metadata: getattr(stub, method)(message, metadata=metadata), proof, target, ADMIN_S
+            )
+        )
+
+    async def _try_targets(self, call: Callable[[str], Awaitable[T]]) -> T:
+        """Each target in turn until one answers."""
         for num_tried in range(1, len(self._targets) + 1):
             target = self._targets[self._current]
             try:
-                return await getattr(self._stub(target), method)(message)
+                return await call(target)
             except grpc.aio.AioRpcError as error:
                 told = error_of(error, target)
                 if not isinstance(told, ServerLost):
                     raise told from None
-                self._current = (self._current + 1) % len(self._targets)
-                if num_tried == len(self._targets):
-                    raise RouterLost(told.message, **told.fields) from None
+            except ServerLost as error:
+                told = error
+            self._current = (self._current + 1) % len(self._targets)
+            if num_tried == len(self._targets):
+                raise RouterLost(told.message, **told.fields) from None
         raise AssertionError("a client has at least one target")
 
     def _stub(self, target: str) -> Any:
+        return InferenceStub(self._channel(target))
+
+    def _channel(self, target: str) -> grpc.aio.Channel:
         channel = self._channels.get(target)
         if channel is None:
             channel = self._channels[target] = open_channel(target, keepalive_s=self._keepalive_s)
-        return InferenceStub(channel)
+        return channel
 
 
 class Client:
     """The same for code without an event loop. Any thread may call; the calls run on a loop of the client's own."""
 
-    def __init__(self, targets: str | Sequence[str], *, keepalive_s: float = 1.0) -> None:
-        self._client = AsyncClient(targets, keepalive_s=keepalive_s)
+    def __init__(
+        self, targets: str | Sequence[str], *, keepalive_s: float = 1.0, secret: bytes | None = None
+    ) -> None:
+        self._client = AsyncClient(targets, keepalive_s=keepalive_s, secret=secret)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pdserve-client", daemon=True)
         self._thread.start()
@@ -228,9 +280,17 @@ class Client:
         """See AsyncClient.model."""
         return self._run(self._client.model())
 
-    def status(self) -> ClusterStatus:
+    def status(self, *, explain: bool = False) -> ClusterStatus:
         """See AsyncClient.status."""
-        return self._run(self._client.status())
+        return self._run(self._client.status(explain=explain))
+
+    def set_role(self, worker_id: str, role: Role, *, force: bool = False) -> None:
+        """See AsyncClient.set_role."""
+        self._run(self._client.set_role(worker_id, role, force=force))
+
+    def drain_worker(self, worker_id: str, *, force: bool = False) -> None:
+        """See AsyncClient.drain_worker."""
+        self._run(self._client.drain_worker(worker_id, force=force))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

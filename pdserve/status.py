@@ -79,14 +79,82 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateStatus:
+    """One pair, or (prefill_worker "") one worker alone, of one placement.
+
+    cost_ms  by part; empty = it could not be taken. reason: why it was not chosen
+    """
+
+    prefill_worker: str
+    decode_worker: str
+    chosen: bool
+    reason: str
+    cost_ms: tuple[tuple[str, float], ...]
+
+    @classmethod
+    def from_proto(cls, msg: pb.Candidate) -> Self:
+        """Out of the router's answer."""
+        return cls(
+            prefill_worker=msg.prefill_worker,
+            decode_worker=msg.decode_worker,
+            chosen=msg.chosen,
+            reason=msg.reason,
+            cost_ms=tuple((part.name, part.ms) for part in msg.cost),
+        )
+
+    def to_proto(self) -> pb.Candidate:
+        """The router's side."""
+        return pb.Candidate(
+            prefill_worker=self.prefill_worker,
+            decode_worker=self.decode_worker,
+            chosen=self.chosen,
+            reason=self.reason,
+            cost=[pb.CostPart(name=name, ms=ms) for name, ms in self.cost_ms],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementStatus:
+    """Where one attempt went; attempt 0: it waits, and why. age_s: since it was placed, or since it began to wait."""
+
+    request_id: str
+    choice: int
+    attempt: int
+    age_s: float
+    candidates: tuple[CandidateStatus, ...]
+
+    @classmethod
+    def from_proto(cls, msg: pb.Placement) -> Self:
+        """Out of the router's answer."""
+        return cls(
+            request_id=msg.request_id,
+            choice=msg.choice,
+            attempt=msg.attempt,
+            age_s=msg.age_s,
+            candidates=tuple(CandidateStatus.from_proto(each) for each in msg.candidates),
+        )
+
+    def to_proto(self) -> pb.Placement:
+        """The router's side."""
+        return pb.Placement(
+            request_id=self.request_id,
+            choice=self.choice,
+            attempt=self.attempt,
+            age_s=self.age_s,
+            candidates=[each.to_proto() for each in self.candidates],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """What one router sees."""
+    """What one router sees; placements only if they were asked for."""
 
     router_id: str
     draining: bool
     workers: tuple[WorkerStatus, ...]
     pairs: tuple[PairStatus, ...]
     queue: QueueStatus
+    placements: tuple[PlacementStatus, ...] = ()
 
     @classmethod
     def from_proto(cls, msg: pb.GetStatusResponse) -> Self:
@@ -111,6 +179,7 @@ class ClusterStatus:
                 num_running=msg.queue.num_running,
                 limit=msg.queue.limit,
             ),
+            placements=tuple(PlacementStatus.from_proto(each) for each in msg.placements),
         )
 
 

@@ -28,6 +28,7 @@ from pdserve.request import Chat, GenerateRequest
 from pdserve.service.cache_events import CacheEvents
 from pdserve.service.config import Config
 from pdserve.session import Session
+from pdserve.status import PlacementStatus
 from pdserve.tokenizer import Tokenizer
 from router.admission import Admission
 from router.choice_run import Parts
@@ -40,7 +41,7 @@ from router.member import Member
 from router.metrics import RouterMetrics
 from router.operators import Operators
 from router.placement import Placer
-from router.status import ModelFacts, RouterStatus, read_status
+from router.status import ModelFacts, RouterStatus, read_placements, read_status
 from router.text import ModelText, Work
 
 log = structlog.get_logger()
@@ -53,7 +54,7 @@ class RouterApp:
     """Use as `async with RouterApp(...) as app`; everything runs inside, and ends with it.
 
     router_id   "" = router.id, or drawn
-    tokenizer   None = the first worker sends it
+    tokenizer   of router.model, for good; None = the first worker sends it
     work        where tokenizing runs: ThreadWork, or InlineWork under virtual time
     on_serving  called when requests become, or cease to be, servable: a pair, or a worker alone, is usable
     """
@@ -288,14 +289,18 @@ class RouterApp:
         """All requests in hand; for tests and simulations."""
         return tuple(self._conductors.values())
 
-    def status(self) -> RouterStatus:
-        """Workers, pairs and the queue as they are now."""
+    def status(self, *, explain: bool = False) -> RouterStatus:
+        """Workers, pairs and the queue as they are now. explain: also why requests went where they went, or wait."""
+        placements: tuple[PlacementStatus, ...] = ()
+        if explain:
+            placements = read_placements(self.explanations, self.admission, self._clock.now_s())
         return read_status(
             self.id,
             self.fleet,
             self.admission,
             self._config.router.max_queued_requests,
             len(self._conductors),
+            placements,
         )
 
     @property

@@ -54,7 +54,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return (await self._app.model()).to_proto()
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802
-        return self._app.status().to_proto()
+        return self._app.status(explain=request.explain).to_proto()
 
 
 class _Stall:

@@ -10,17 +10,20 @@ from prometheus_client import CollectorRegistry
 
 from pdserve.clock import Clock, SystemClock
 from pdserve.ids import Random, draw_text_id, system_random
-from pdserve.rpc.v1 import inference_pb2_grpc, session_pb2_grpc
+from pdserve.rpc.v1 import admin_pb2_grpc, inference_pb2_grpc, session_pb2_grpc
 from pdserve.service.admission import RouterGuard
 from pdserve.service.config import Config
 from pdserve.service.grpc_session import WorkersServicer
 from pdserve.service.http import HttpServer
 from pdserve.service.lifecycle import EXIT_OK, StopSignals
 from pdserve.service.logs import set_up_logs
-from pdserve.service.rpc import INFERENCE, WORKERS, Health, add_reflection, bind, make_server
+from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
 from pdserve.service.secret import read_secret
+from pdserve.tokenizer import Tokenizer
+from router.admin_door import AdminServicer
 from router.app import RouterApp
 from router.door import InferenceServicer
+from router.model_folder import load_tokenizer
 from router.text import ThreadWork
 
 log = structlog.get_logger()
@@ -44,10 +47,11 @@ async def run_router(config: Config, stop_grace_s: float = STOP_GRACE_S) -> int:
     set_up_logs(config.log, role="router", router=router_id)
     log.info("config.effective", **config.effective())
     secret = read_secret(config.cluster.secret_file)  # before the loop has anything else to do
+    tokenizer = load_tokenizer(config.router.model) if config.router.model else None
     work = ThreadWork()
     try:
         async with StopSignals() as stop, asyncio.TaskGroup() as tasks:
-            process = _Process(config, router_id, secret, clock, random, work, tasks, stop_grace_s)
+            process = _Process(config, router_id, secret, clock, random, work, tasks, tokenizer, stop_grace_s)
             await process.run(stop)
     finally:
         work.close()
@@ -66,6 +70,7 @@ class _Process:
         random: Random,
         work: ThreadWork,
         tasks: asyncio.TaskGroup,
+        tokenizer: Tokenizer | None,
         stop_grace_s: float,
     ) -> None:
         self._config = config
@@ -80,6 +85,7 @@ class _Process:
             random,
             router_id=router_id,
             work=work,
+            tokenizer=tokenizer,
             registry=self._registry,
             on_serving=lambda serving: self._health_changed.set(),
         )
@@ -115,7 +121,9 @@ class _Process:
             tasks=self._tasks,
         )
         session_pb2_grpc.add_WorkersServicer_to_server(workers, self._server)
-        add_reflection(self._server, (INFERENCE, WORKERS))
+        admin = AdminServicer(self._app.operators, self._guard)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
+        add_reflection(self._server, (INFERENCE, WORKERS, ADMIN))
         return bind(self._server, self._config.router.listen)
 
     async def _tell_health(self) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pdserve.messages import BlockCounts
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.values import counts_to
+from pdserve.status import CandidateStatus, PlacementStatus
 from router.admission import Admission
+from router.explain import NUM_KEPT, Explanations, Verdict
 from router.fleet import Fleet
 from router.member import Member
 
@@ -88,6 +90,7 @@ class RouterStatus:
     workers: tuple[WorkerStatus, ...]
     pairs: tuple[PairStatus, ...]
     queue: QueueStatus
+    placements: tuple[PlacementStatus, ...] = ()
 
     def to_proto(self) -> pb.GetStatusResponse:
         workers = [
@@ -126,12 +129,22 @@ class RouterStatus:
             limit=self.queue.limit,
         )
         return pb.GetStatusResponse(
-            workers=workers, pairs=pairs, queue=queue, router_id=self.router_id, draining=self.draining
+            workers=workers,
+            pairs=pairs,
+            queue=queue,
+            router_id=self.router_id,
+            draining=self.draining,
+            placements=[each.to_proto() for each in self.placements],
         )
 
 
 def read_status(
-    router_id: str, fleet: Fleet, admission: Admission, limit: int, num_requests: int
+    router_id: str,
+    fleet: Fleet,
+    admission: Admission,
+    limit: int,
+    num_requests: int,
+    placements: tuple[PlacementStatus, ...] = (),
 ) -> RouterStatus:
     """As it is now. num_requests: accepted and not ended."""
     pairs = tuple(
@@ -156,6 +169,49 @@ def read_status(
             num_running=max(0, num_requests - admission.num_waiting),
             limit=limit,
         ),
+        placements=placements,
+    )
+
+
+def read_placements(
+    explanations: Explanations, admission: Admission, now_s: float
+) -> tuple[PlacementStatus, ...]:
+    """The last placements, oldest first, then what waits, in the order in which it came; so many of each."""
+    placed = [
+        PlacementStatus(
+            request_id=each.request_id,
+            choice=each.choice,
+            attempt=each.attempt,
+            age_s=now_s - each.placed_s,
+            candidates=_candidates(each.verdicts),
+        )
+        for each in explanations
+    ]
+    waiting = [
+        PlacementStatus(
+            request_id=ticket.request_id,
+            choice=ticket.choice,
+            attempt=0,
+            age_s=now_s - ticket.submitted_s,
+            candidates=_candidates(ticket.why_waiting),
+        )
+        for ticket in admission.waiting[:NUM_KEPT]
+    ]
+    return (*placed, *waiting)
+
+
+def _candidates(verdicts: tuple[Verdict, ...]) -> tuple[CandidateStatus, ...]:
+    return tuple(
+        CandidateStatus(
+            prefill_worker=each.prefill,
+            decode_worker=each.decode,
+            chosen=each.chosen,
+            reason="" if each.chosen else each.reason,
+            cost_ms=()
+            if each.cost is None
+            else tuple((name, part_s * 1e3) for name, part_s in each.cost.parts),
+        )
+        for each in verdicts
     )
 
 

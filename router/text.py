@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from pdserve.errors import NoWorker
+from pdserve.errors import Incompatible, NoWorker
 from pdserve.messages import Hello, TokenizerFile
 from pdserve.request import Chat
 from pdserve.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ class ThreadWork:
 class ModelText:
     """The tokenizer, once there is one. Event-loop thread only.
 
-    tokenizer  given at start, or None: then the first worker sends its files
+    tokenizer  given at start: then workers with another one aren't taken in; or None: the first worker sends its files
     on_loaded  called when one is there, or another one
     """
 
@@ -59,6 +59,7 @@ class ModelText:
         self._work = work
         self._tokenizer = tokenizer
         self._fingerprint = tokenizer.fingerprint if tokenizer is not None else ""
+        self._is_own = tokenizer is not None
         self._arriving: dict[str, dict[str, bytes]] = {}  # by sender, then by file name
         self._loaded = asyncio.Event()
         self.on_loaded: Callable[[], None] = lambda: None
@@ -71,7 +72,15 @@ class ModelText:
         return self._tokenizer
 
     def wants(self, hello: Hello) -> bool:
-        """Whether this worker must send its tokenizer files."""
+        """Whether this worker must send its tokenizer files. Raises Incompatible if the router's own is another."""
+        if self._is_own and self._fingerprint != hello.tokenizer_fingerprint:
+            raise Incompatible(
+                "worker's tokenizer_fingerprint differs from that of router.model",
+                field="tokenizer_fingerprint",
+                worker=hello.worker.id,
+                theirs=hello.tokenizer_fingerprint,
+                ours=self._fingerprint,
+            )
         return self._tokenizer is None or self._fingerprint != hello.tokenizer_fingerprint
 
     def add_file(self, sender: str, file: TokenizerFile) -> dict[str, bytes] | None:

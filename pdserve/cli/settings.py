@@ -46,6 +46,12 @@ WORKER = (
 )
 ROUTER = (
     Short("listen", "router.listen", "address of the gRPC server; port 0 = a free one", "HOST:PORT"),
+    Short(
+        "model",
+        "router.model",
+        "alias, folder or .gguf file whose tokenizer to use; without it, a worker's",
+        "M",
+    ),
     Short("id", "router.id", "name of this router (default: drawn at start)", "NAME"),
 )
 

@@ -12,11 +12,12 @@ from pdserve.cli.target import add_target, open_client
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pdserve.status import ClusterStatus, WorkerStatus
+    from pdserve.status import ClusterStatus, PlacementStatus, WorkerStatus
 
 DESCRIPTION = """\
 Prints the workers (role, id, epoch, state, load, KV blocks by state, prefix cache hits), the router's queue, and the
-pairs with their transport. At rest no block is granted, owned or quarantined.
+pairs with their transport. At rest no block is granted, owned or quarantined. With --explain also, for the last
+requests and for those that wait: each pair that was looked at, what it would have cost, and why it fell or won.
 """
 _BLOCK_STATES = ("free", "granted", "owned", "cached", "quarantined")
 
@@ -24,17 +25,23 @@ _BLOCK_STATES = ("free", "granted", "owned", "cached", "quarantined")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Target and form."""
     add_target(parser)
+    parser.add_argument("--explain", action="store_true", help="why requests went where they went, or wait")
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask once and print."""
     with open_client(arguments) as client:
-        status = client.status()
+        status = client.status(explain=arguments.explain)
     if arguments.json:
-        print(json.dumps(to_json(status), ensure_ascii=False))
+        answer = to_json(status)
+        if arguments.explain:
+            answer["placements"] = [placement_to_json(each) for each in status.placements]
+        print(json.dumps(answer, ensure_ascii=False))
     else:
         _print_tables(status)
+        if arguments.explain:
+            print("\n".join(explain_lines(status)))
     return 0
 
 
@@ -85,6 +92,42 @@ def _worker_to_json(worker: WorkerStatus) -> dict[str, Any]:
         "numerics": worker.numerics,
         "steps": worker.num_steps,
     }
+
+
+def placement_to_json(placement: PlacementStatus) -> dict[str, Any]:
+    """One of the objects that --json --explain adds."""
+    return {
+        "request_id": placement.request_id,
+        "choice": placement.choice,
+        "attempt": placement.attempt,
+        "age_s": round(placement.age_s, 3),
+        "candidates": [
+            {
+                "prefill_worker": each.prefill_worker,
+                "decode_worker": each.decode_worker,
+                "chosen": each.chosen,
+                "reason": each.reason,
+                "cost_ms": {name: round(ms, 3) for name, ms in each.cost_ms},
+            }
+            for each in placement.candidates
+        ],
+    }
+
+
+def explain_lines(status: ClusterStatus) -> list[str]:
+    """What --explain prints below the tables."""
+    lines = ["placements (cost in ms, the least wins)"]
+    for each in status.placements:
+        what = f"attempt {each.attempt}" if each.attempt else "waits"
+        lines.append(f"{each.request_id} choice {each.choice}, {what}, {each.age_s:.1f} s ago")
+        for candidate in each.candidates:
+            pair = f"{candidate.prefill_worker or 'alone'} > {candidate.decode_worker}"
+            parts = " + ".join(f"{name} {ms:.1f}" for name, ms in candidate.cost_ms if ms)
+            total = f"{sum(ms for _, ms in candidate.cost_ms):.1f} = {parts}" if parts else "–"
+            lines.append(
+                f"  {'*' if candidate.chosen else ' '} {pair}: {total}: {candidate.reason or 'chosen'}"
+            )
+    return lines if status.placements else ["no placements yet"]
 
 
 def _print_tables(status: ClusterStatus) -> None:

@@ -90,6 +90,9 @@ class RouterConfig:
     listen: str = setting(
         "127.0.0.1:50051", "address of the gRPC server; port 0 = a free one", verify=_address
     )
+    model: str = setting(
+        "", "tokenizer of this alias, folder or .gguf file; empty = the first worker sends its own"
+    )
     max_queued_requests: int = setting(1024, "requests that may wait; more are refused at once", least=1)
     max_attempts: int = setting(3, "attempts of a request that may end by a fault", least=1, most=100)
     replays_per_prefill: int = setting(2, "replays at once per prefill worker", least=1)

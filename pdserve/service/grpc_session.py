@@ -15,19 +15,12 @@ from pdserve.ids import Random, WorkerRef
 from pdserve.messages import CacheEvent, Down, Up
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
-from pdserve.service.admission import (
-    ROUTER_KEY,
-    Metadata,
-    RouterGuard,
-    WorkerProof,
-    challenge_of,
-    read_metadata,
-)
+from pdserve.service.admission import RouterGuard, WorkerProof
 from pdserve.service.cache_events import CacheEvents, SourceReader, Subscribe
 from pdserve.service.grpc_stream import LINGER_S, GrpcStream
 from pdserve.service.outbox import DEFAULT_LIMIT
+from pdserve.service.proven_call import open_proven
 from pdserve.service.rpc import EOF, open_channel
-from pdserve.service.rpc_errors import ServerLost, error_of
 from pdserve.service.secret import Unauthenticated
 from pdserve.session import Session
 
@@ -196,29 +189,9 @@ class GrpcDialer:
         return open_channel(address, keepalive_s=self._keepalive_s, max_message_bytes=self._max_message_bytes)
 
     async def _call(self, method: Any, address: str) -> Any:
-        """A call that the router has let in; both have proven the secret if there is one."""
+        """A call that the router has let in."""
         proof = WorkerProof(self._worker, self._secret, self._random)
-        challenge = b""
-        metadata: Metadata | None = proof.knock()
-        try:
-            async with asyncio.timeout(self._connect_s):
-                while True:
-                    call = method(metadata=metadata)
-                    initial = await call.initial_metadata()
-                    if ROUTER_KEY in read_metadata(initial):
-                        break
-                    code, trailing = await call.code(), await call.trailing_metadata()
-                    metadata = None
-                    if code is grpc.StatusCode.UNAUTHENTICATED and not challenge:
-                        challenge = challenge_of(trailing)
-                        metadata = proof.answer(challenge)
-                    if metadata is None:
-                        status = grpc.aio.AioRpcError(code, initial, trailing, await call.details(), "")
-                        raise error_of(status, address)
-        except TimeoutError:
-            raise ServerLost("no answer in time", target=address, limit_s=self._connect_s) from None
-        proof.check_router(initial, challenge, address)
-        return call
+        return await open_proven(lambda metadata: method(metadata=metadata), proof, address, self._connect_s)
 
 
 async def _run_dialed(session: GrpcStream[Up, Down], call: Any, channel: grpc.aio.Channel) -> None:

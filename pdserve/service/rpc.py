@@ -17,6 +17,7 @@ from pdserve.service.settings import ConfigError
 
 INFERENCE = "pdserve.rpc.v1.Inference"
 WORKERS = "pdserve.rpc.v1.Workers"
+ADMIN = "pdserve.rpc.v1.Admin"
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # what a read returns at the end; the stubs don't know it
 

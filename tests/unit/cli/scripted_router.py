@@ -11,12 +11,15 @@ from typing import Any, Self
 import grpc
 
 from pdserve.errors import PdserveError
+from pdserve.rpc.v1 import admin_pb2
 from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
+from pdserve.service.admission import ROUTER_KEY
 from pdserve.service.rpc_errors import status_of
 
 
-class ScriptedRouter(InferenceServicer):
+class ScriptedRouter(InferenceServicer, AdminServicer):
     """Streams `pieces`, one id and one text each; remembers the requests. A context manager."""
 
     def __init__(self, pieces: tuple[str, ...] = ("Hel", "lo", " wörld"), has_template: bool = True) -> None:
@@ -27,9 +30,11 @@ class ScriptedRouter(InferenceServicer):
         )
         self.cancelled = threading.Event()
         self.requests: list[pb.GenerateRequest] = []
+        self.orders: list[admin_pb2.SetRoleRequest | admin_pb2.DrainWorkerRequest] = []
         self._has_template = has_template
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         add_InferenceServicer_to_server(self, self._server)
+        add_AdminServicer_to_server(self, self._server)
         self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def __enter__(self) -> Self:
@@ -122,4 +127,36 @@ class ScriptedRouter(InferenceServicer):
                 ),
             ],
             queue=pb.QueueStatus(num_waiting=1, num_waiting_tokens=100, num_running=4, limit=1024),
+            placements=_placements() if request.explain else [],
         )
+
+    def SetRole(self, request: admin_pb2.SetRoleRequest, context: Any) -> admin_pb2.SetRoleResponse:  # noqa: N802
+        self._take_order(request, context)
+        return admin_pb2.SetRoleResponse()
+
+    def DrainWorker(  # noqa: N802
+        self, request: admin_pb2.DrainWorkerRequest, context: Any
+    ) -> admin_pb2.DrainWorkerResponse:
+        self._take_order(request, context)
+        return admin_pb2.DrainWorkerResponse()
+
+    def _take_order(
+        self, order: admin_pb2.SetRoleRequest | admin_pb2.DrainWorkerRequest, context: Any
+    ) -> None:
+        context.send_initial_metadata(((ROUTER_KEY, "router-1"),))
+        self.orders.append(order)
+        if self.refuse is not None:
+            code, details, trailers = status_of(self.refuse)
+            context.set_trailing_metadata(trailers)
+            context.abort(code, details)
+
+
+def _placements() -> list[pb.Placement]:
+    cost = [pb.CostPart(name="queue", ms=2.5), pb.CostPart(name="prefill", ms=40.0)]
+    won = pb.Candidate(prefill_worker="prefill-0", decode_worker="decode-0", chosen=True, cost=cost)
+    fell = pb.Candidate(decode_worker="decode-0", reason="[slower] than a prefill worker", cost=cost)
+    no = pb.Candidate(prefill_worker="prefill-1", decode_worker="decode-0", reason="no credit of prefill-1")
+    return [
+        pb.Placement(request_id="r1", attempt=1, age_s=1.25, candidates=[won, fell]),
+        pb.Placement(request_id="r2", choice=1, attempt=0, age_s=0.5, candidates=[no]),
+    ]

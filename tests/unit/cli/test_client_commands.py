@@ -10,7 +10,8 @@ import pytest
 from pdserve.cli.chat import Conversation
 from pdserve.cli.main import build_parser, main
 from pdserve.cli.target import open_client
-from pdserve.errors import InvalidRequest, Overloaded
+from pdserve.errors import InvalidRequest, Overloaded, UnknownWorker
+from pdserve.rpc.v1 import admin_pb2, session_pb2
 from tests.unit.cli.scripted_router import ScriptedRouter
 
 
@@ -113,6 +114,48 @@ def test_status_for_people(router: ScriptedRouter, capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     for wanted in ("router-1", "decode-0", "quarantined", "90", "32 tok (50%)", "stream", "down: full [x]"):
         assert wanted in said
+
+
+def test_status_explains_placements(router: ScriptedRouter, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--target", router.target, "--explain"], {}) == 0
+    said = capsys.readouterr().out
+    for wanted in (
+        "r1 choice 0, attempt 1, 1.2 s ago",
+        "* prefill-0 > decode-0: 42.5 = queue 2.5 + prefill 40.0: chosen",
+        "alone > decode-0: 42.5 = queue 2.5 + prefill 40.0: [slower] than a prefill worker",
+        "r2 choice 1, waits, 0.5 s ago",
+        "prefill-1 > decode-0: –: no credit of prefill-1",
+    ):
+        assert wanted in said
+    assert main(["status", "--target", router.target, "--explain", "--json"], {}) == 0
+    first, second = json.loads(capsys.readouterr().out)["placements"]
+    assert first["candidates"][0]["cost_ms"] == {"queue": 2.5, "prefill": 40.0}
+    assert second["attempt"] == 0 and not second["candidates"][0]["cost_ms"]
+
+
+def test_an_operator_gives_a_worker_another_role_or_lets_it_go(
+    router: ScriptedRouter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["role", "--target", router.target, "--worker", "p0", "--set", "decode"], {}) == 0
+    assert main(["drain", "--target", router.target, "--worker", "d1", "--force"], {}) == 0
+    assert capsys.readouterr().out == "p0 drains, then joins anew as decode\nd1 drains, then ends\n"
+    assert router.orders == [
+        admin_pb2.SetRoleRequest(worker_id="p0", role=session_pb2.ROLE_DECODE),
+        admin_pb2.DrainWorkerRequest(worker_id="d1", force=True),
+    ]
+    router.refuse = UnknownWorker("no such worker has joined this router", worker="x", known="p0")
+    assert main(["drain", "--target", router.target, "--worker", "x"], {}) == 1
+    captured = capsys.readouterr()
+    assert (
+        captured.out == "" and captured.err.startswith("error: no such worker") and "known=p0" in captured.err
+    )
+
+
+def test_an_operator_s_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["role", "--worker", "p0", "--set", "cook"], {}) == 2
+    assert main(["drain"], {}) == 2
+    assert main(["drain", "--worker", "p0", "--secret-file", "/nowhere/at/all"], {}) == 1
+    assert capsys.readouterr().err.count("error: ") == 3
 
 
 class Terminal:

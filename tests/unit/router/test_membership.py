@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdserve.errors import (
+    Incompatible,
     NoWorker,
     UnknownModel,
 )
@@ -201,6 +202,19 @@ async def test_an_incompatible_worker_is_refused_by_name_and_never_routed_to() -
         assert "weights_fingerprint" in str(lost) and "other" in str(lost)
         assert not bad.got(Welcome)
         assert [worker.id for worker in cluster.app.status().workers] == ["p0", "d0"]
+
+
+@virtual
+async def test_a_router_with_a_model_of_its_own_is_ready_alone_and_takes_no_other_tokenizer() -> None:
+    async with Cluster() as cluster:
+        assert cluster.app.ready
+        assert await cluster.app.tokenize("hi") == tuple(b"hi")
+        bad = cluster.dial(hello("d9", Role.DECODE, tokenizer_fingerprint="other"))
+        lost = await bad.expect_end()
+        assert isinstance(lost, Incompatible)
+        assert lost.fields["theirs"] == "other" and lost.fields["ours"] == Tokenizer.fake().fingerprint
+        good = cluster.dial(hello("d0", Role.DECODE))
+        assert not (await good.expect(Welcome)).wants_tokenizer
 
 
 @virtual

@@ -10,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -18,6 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
+from pdserve.tokenizer import Tokenizer
 
 PATIENCE_S = 30.0
 _CODE = """
@@ -27,15 +29,15 @@ from router.process import serve
 assert "torch" not in sys.modules, "torch in the router"
 raise SystemExit(serve(load(flags={
     "router.listen": "127.0.0.1:0", "metrics.listen": "127.0.0.1:0", "log.format": "json", "router.id": "r0",
-    "timeouts.worker_wait_s": 0.2,
+    "timeouts.worker_wait_s": 0.2, "router.model": sys.argv[1],
 })))
 """
 
 
 @contextlib.contextmanager
-def router() -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+def router(model: str = "") -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """A router process and what it said when it began to listen."""
-    process = subprocess.Popen([sys.executable, "-c", _CODE], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", _CODE, model], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         for line in process.stderr:
@@ -86,3 +88,21 @@ def test_a_router_without_workers_answers_and_drains() -> None:
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_router_with_a_tokenizer_of_its_own_is_ready_without_a_worker(tmp_path: Path) -> None:
+    for name, content in Tokenizer.fake().files.items():
+        (tmp_path / name).write_bytes(content)
+    with router(str(tmp_path)) as (_, said), grpc.insecure_channel(said["address"]) as channel:
+        with urllib.request.urlopen(f"http://{said['metrics']}/readyz", timeout=PATIENCE_S) as ready:
+            assert ready.status == 200
+        stub = InferenceStub(channel)
+        answer = stub.Tokenize(pb.TokenizeRequest(text="hi"), timeout=PATIENCE_S)
+        assert tuple(answer.token_ids) == tuple(b"hi")
+
+
+def test_a_model_that_is_not_there_ends_the_start_in_words() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _CODE, "no-such-model"], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert ended.returncode != 0 and "no model 'no-such-model'" in ended.stderr

@@ -1,0 +1,26 @@
+"""`pdserve drain`: a running worker that should go."""
+
+from __future__ import annotations
+
+import argparse
+
+from pdserve.cli.target import add_worker, open_client
+
+DESCRIPTION = """\
+Lets a worker take no new work, serve what it has (at most timeouts.drain_s), and end with exit code 0; what is left
+then goes on at another worker. Returns when the worker has been told. Refused for the last worker of a role, unless
+forced. A supervisor that restarts what ends will start it again: stop it there.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Worker, router."""
+    add_worker(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask once."""
+    with open_client(arguments) as client:
+        client.drain_worker(arguments.worker, force=arguments.force)
+    print(f"{arguments.worker} drains, then ends")
+    return 0
