@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -10,6 +11,9 @@ from tokenizers import Tokenizer as Backend
 
 _INCOMPLETE = "\ufffd"
 _MOST_HELD = 8  # ids; a UTF-8 character has at most four bytes, so more can't become one
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Where "surrogateescape" leaves a byte that belongs to no character.
+_BROKEN = {0xDC00 + byte: _INCOMPLETE for byte in range(0x80, 0x100)}
 
 
 class TextStream(Protocol):
@@ -28,34 +32,35 @@ class TextStream(Protocol):
 
 
 class ByteTable:
-    """Bytes of each token of a byte-level tokenizer; shared by the streams of a tokenizer, filled on demand.
+    """Bytes of each token of a tokenizer whose text is its tokens' bytes, one after the other.
 
-    Any thread may read: entries are set once and always to the same value.
+    Shared by the streams of a tokenizer, filled on demand. Any thread may read: entries are set once and always to the
+    same value.
     """
 
-    def __init__(self, backend: Backend, special_ids: frozenset[int]) -> None:
+    def __init__(self, backend: Backend, spell: Callable[[str], bytes], hidden_ids: frozenset[int]) -> None:
+        """spell: bytes of a token as the vocabulary writes it. hidden_ids: tokens that give no text."""
         self._backend = backend
-        self._special_ids = special_ids
-        self._bytes_of = {spelled: byte for byte, spelled in enumerate(byte_spelling())}
+        self._spell = spell
+        self._hidden_ids = hidden_ids
         self._table: dict[int, bytes] = {}
 
     def bytes_of(self, token_id: int) -> bytes:
-        """What a token adds to the text, before UTF-8 decoding; b"" for special and unknown ids."""
+        """What a token adds to the text, before UTF-8 decoding; b"" for hidden and unknown ids."""
         found = self._table.get(token_id)
         if found is None:
             found = self._table[token_id] = self._look_up(token_id)
         return found
 
+    def join(self, token_ids: Sequence[int]) -> bytes:
+        """The same for a run of them."""
+        return b"".join([self.bytes_of(token_id) for token_id in token_ids])
+
     def _look_up(self, token_id: int) -> bytes:
-        if token_id in self._special_ids or token_id < 0:
+        if token_id in self._hidden_ids or token_id < 0:
             return b""
         token = self._backend.id_to_token(token_id)
-        if token is None:
-            return b""
-        try:
-            return bytes(self._bytes_of[char] for char in token)
-        except KeyError:  # an added token, spelled as it reads
-            return token.encode()
+        return b"" if token is None else self._spell(token)
 
 
 class ByteStream:
@@ -66,16 +71,66 @@ class ByteStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def step(self, token_ids: Sequence[int]) -> str:
-        return self._decoder.decode(b"".join([self._table.bytes_of(token_id) for token_id in token_ids]))
+        return self._decoder.decode(self._table.join(token_ids))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 
 
+class PieceStream:
+    """Stream of a SentencePiece tokenizer: as ByteStream, with that kind's rules for broken bytes and first spaces.
+
+    Each byte that belongs to no character becomes one U+FFFD, and characters around it stay (`piece_text`).
+    """
+
+    def __init__(self, table: ByteTable, *, strips_first_space: bool) -> None:
+        self._table = table
+        self._strips = strips_first_space
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+
+    def step(self, token_ids: Sequence[int]) -> str:
+        return self._shown(self._decoder.decode(self._table.join(token_ids)))
+
+    def flush(self) -> str:
+        return self._shown(self._decoder.decode(b"", final=True))
+
+    def _shown(self, text: str) -> str:
+        if self._strips and text:
+            self._strips = False
+            text = text.removeprefix(" ")
+        return text.translate(_BROKEN)
+
+
+def piece_text(content: bytes, *, strips_first_space: bool) -> str:
+    """Text of all bytes of a SentencePiece tokenizer at once.
+
+    As SentencePiece itself: a byte that belongs to no character becomes U+FFFD. (The `tokenizers` package, and with it
+    transformers, gives up a whole run of byte tokens if one byte in it is broken; then no character could be shown
+    before its run ends.)
+    """
+    text = content.decode("utf-8", "surrogateescape")
+    return (text.removeprefix(" ") if strips_first_space else text).translate(_BROKEN)
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """Bytes of a token of a byte-level vocabulary."""
+    try:
+        return bytes([_BYTE_OF[char] for char in token])
+    except KeyError:  # an added token, spelled as it reads
+        return token.encode()
+
+
+def piece_bytes(token: str) -> bytes:
+    """Bytes of a token of a SentencePiece vocabulary: `<0x41>` is a byte, ▁ a space."""
+    if len(token) == 6 and (match := _BYTE_PIECE.fullmatch(token)):
+        return bytes([int(match[1], 16)])
+    return token.replace("\u2581", " ").encode()
+
+
 class WindowStream:
     """Stream of any other tokenizer: decodes a short window of the last ids with and without the new ones.
 
-    Decoders of this kind (byte fallback, stripped first space) look at neighbours, so a window of two steps is decoded;
+    Decoders of this kind (word pieces, a stripped first space) look at neighbours, so a window of two steps is decoded;
     text that ends in U+FFFD is held back for a few ids, because the next one may complete the character.
     """
 
@@ -123,3 +178,6 @@ def byte_spelling() -> list[str]:
             spelling[byte] = chr(0x100 + others)
             others += 1
     return spelling
+
+
+_BYTE_OF = {spelled: byte for byte, spelled in enumerate(byte_spelling())}

@@ -54,7 +54,7 @@ class PdserveError(Exception):
     def __str__(self) -> str:
         if not self.fields:
             return self.message
-        return f"{self.message} ({', '.join(f'{name}={value}' for name, value in self.fields.items())})"
+        return f"{self.message} ({', '.join(f'{name}={_printable(value)}' for name, value in self.fields.items())})"
 
 
 class InvalidRequest(PdserveError):
@@ -244,6 +244,19 @@ def primary(group: BaseExceptionGroup[BaseException]) -> BaseException:
         if isinstance(leaf, PdserveError):
             return leaf
     return leaves[0]
+
+
+def _printable(value: object) -> str:
+    """One line, whatever a file or a client put into it: line ends and control characters are escaped."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(
+        [
+            char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+            for char in text
+        ]
+    )
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

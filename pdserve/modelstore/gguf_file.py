@@ -1,12 +1,29 @@
-"""One GGUF file as plain metadata and a table of its tensors."""
+"""One GGUF file as plain metadata and a table of its tensors.
+
+The head is parsed here and not by the `gguf` package, which takes seconds for a big vocabulary (9 s for 262,144 tokens
+against 0.4 s) and keeps each value as an array of its own.
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3.
+"""
 
 from __future__ import annotations
 
+import math
+import mmap
+import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pdserve.errors import Incompatible
+from pdserve.modelstore.gguf_types import SUPPORTED, TYPE_NAMES
+
+T = TypeVar("T")
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+# Value type → struct code.
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_MOST_DIMENSIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,61 +47,194 @@ class GgufFile:
 
     path: Path
     metadata: dict[str, Any]
-    tensors: tuple[GgufTensor, ...]
+    tensors: dict[str, GgufTensor]
 
     def architecture(self) -> str:
         """`general.architecture`, the prefix of the model's own keys."""
-        return str(self.need("general.architecture"))
+        return self.typed("general.architecture", str)
 
-    def need(self, key: str) -> Any:
-        """A metadata value. Raises Incompatible if the file lacks it."""
-        if key not in self.metadata:
+    def typed(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """A metadata value of a kind. Raises Incompatible for another kind, and if it is missing without a default."""
+        value = self.metadata.get(key, default)
+        if value is None:
             raise Incompatible("GGUF metadata key is missing", file=self.path.name, key=key)
-        return self.metadata[key]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise Incompatible(
+                "GGUF metadata value of another kind",
+                file=self.path.name,
+                key=key,
+                want=kind.__name__,
+                got=type(value).__name__,
+            )
+        return value
 
-    def own(self, key: str, default: Any = None) -> Any:
-        """A value under the architecture's prefix."""
-        return self.metadata.get(f"{self.architecture()}.{key}", default)
+    def listed(self, key: str, kind: type[T], default: list[T] | None = None) -> list[T]:
+        """A list of such values."""
+        values = self.typed(key, list, default)
+        if not all(isinstance(value, kind) for value in values):
+            raise Incompatible(
+                "GGUF metadata list of another kind", file=self.path.name, key=key, want=kind.__name__
+            )
+        return values
 
-    def need_own(self, key: str) -> Any:
-        """A value under the architecture's prefix. Raises Incompatible if the file lacks it."""
-        return self.need(f"{self.architecture()}.{key}")
+    def key(self, name: str) -> str:
+        """A name under the architecture's prefix."""
+        return f"{self.architecture()}.{name}"
+
+    def tokens(self) -> list[str]:
+        """The vocabulary."""
+        return self.listed("tokenizer.ggml.tokens", str)
+
+    def token_id(self, name: str) -> int | None:
+        """The id of a named token, e.g. `bos`, or None. Raises Incompatible for one outside the vocabulary."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key not in self.metadata:
+            return None
+        token_id, num_tokens = self.typed(key, int), len(self.tokens())
+        if not 0 <= token_id < num_tokens:
+            raise Incompatible(
+                "GGUF special token outside the vocabulary",
+                file=self.path.name,
+                key=key,
+                got=token_id,
+                tokens=num_tokens,
+            )
+        return token_id
+
+    def floats(self, name: str) -> list[float] | None:
+        """The values of a small float32 tensor, None if the file has none of that name."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return None
+        if tensor.type != "F32":
+            raise Incompatible(
+                "GGUF tensor has another type than expected", tensor=name, want="F32", got=tensor.type
+            )
+        with self.path.open("rb") as raw:
+            raw.seek(tensor.offset)
+            content = raw.read(tensor.num_bytes)
+        return list(struct.unpack(f"<{math.prod(tensor.shape)}f", content))
 
 
 def read_gguf(path: Path) -> GgufFile:
     """Read a GGUF file's head; tensor bytes are not touched.
 
-    Takes seconds for big vocabularies (the `gguf` package parses token by token), hence once per file.
-    Raises Incompatible for what isn't a whole, little-endian GGUF file.
+    Raises Incompatible for what isn't a whole, little-endian GGUF file, and for types that the engine can't decode.
     """
-    from gguf import GGUFEndian, GGUFReader
+    if path.stat().st_size < 24:
+        raise Incompatible("not a GGUF file", file=path.name, file_bytes=path.stat().st_size)
+    with path.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        try:
+            return _Head(path, view).read()
+        except (struct.error, UnicodeDecodeError, OverflowError, _CutShort) as error:
+            raise Incompatible("not a whole GGUF file", file=path.name, why=_one_line(error)) from error
 
-    try:
-        reader = GGUFReader(path)
-        # Keys of the reader itself (GGUF.version …) carry no model facts.
-        metadata = {
-            name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")
-        }
-    except (ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError) as error:
-        raise Incompatible("not a readable GGUF file", file=path.name, why=_one_line(error)) from error
-    if reader.endianess != GGUFEndian.LITTLE:
-        raise Incompatible("GGUF file of another byte order", file=path.name, want="little", got="big")
-    file_bytes = path.stat().st_size
-    tensors = []
-    for tensor in reader.tensors:
-        found = GgufTensor(
-            name=tensor.name,
-            type=tensor.tensor_type.name,
-            shape=tuple(int(size) for size in reversed(tensor.shape.tolist())),
-            offset=int(tensor.data_offset),
-            num_bytes=int(tensor.n_bytes),
-        )
-        if found.offset + found.num_bytes > file_bytes:
+
+class _CutShort(Exception):
+    """The head says that something goes on behind the file's end."""
+
+
+class _Head:
+    """Reads a head from front to back; `self._at` is the next byte."""
+
+    def __init__(self, path: Path, view: mmap.mmap) -> None:
+        self._path = path
+        self._view = view
+        self._at = 0
+
+    def read(self) -> GgufFile:
+        if self._take(4) != b"GGUF":
+            raise Incompatible("not a GGUF file", file=self._path.name, begins=bytes(self._view[:4]))
+        version = self._number("I")
+        if version & 0xFFFF == 0:
             raise Incompatible(
-                "GGUF file is cut short", file=path.name, tensor=found.name, file_bytes=file_bytes
+                "GGUF file of another byte order", file=self._path.name, want="little", got="big"
             )
-        tensors.append(found)
-    return GgufFile(path, metadata, tuple(tensors))
+        if version not in _VERSIONS:
+            raise Incompatible(
+                "GGUF version is not supported", got=version, supported="2, 3", file=self._path.name
+            )
+        num_tensors, num_values = self._number("Q"), self._number("Q")
+        metadata: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = self._string()
+            metadata[key] = self._value(self._number("I"))
+        heads = [self._tensor_head() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise Incompatible("GGUF alignment is not a positive number", file=self._path.name, got=alignment)
+        start = -(-self._at // alignment) * alignment
+        return GgufFile(self._path, metadata, {head[0]: self._tensor(start, *head) for head in heads})
+
+    def _tensor_head(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string()
+        num_dimensions = self._number("I")
+        if num_dimensions > _MOST_DIMENSIONS:
+            raise Incompatible("GGUF tensor of too many dimensions", tensor=name, got=num_dimensions)
+        shape = tuple(self._number("Q") for _ in range(num_dimensions))[::-1]
+        return name, shape, self._number("I"), self._number("Q")
+
+    def _tensor(self, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GgufTensor:
+        type_name = TYPE_NAMES.get(kind, f"type {kind}")
+        stored = SUPPORTED.get(type_name)
+        if stored is None:
+            raise Incompatible(
+                "GGUF tensor of unsupported quantisation",
+                tensor=name,
+                got=type_name,
+                supported=", ".join(SUPPORTED),
+            )
+        num_values = math.prod(shape)
+        if not shape or not num_values or shape[-1] % stored.num_values:
+            raise Incompatible(
+                "GGUF tensor's rows aren't whole blocks", tensor=name, shape=shape, block=stored.num_values
+            )
+        num_bytes = num_values // stored.num_values * stored.num_bytes
+        end = start + offset + num_bytes
+        if end > len(self._view):
+            raise Incompatible(
+                "GGUF file is cut short",
+                file=self._path.name,
+                tensor=name,
+                need_bytes=end,
+                file_bytes=len(self._view),
+            )
+        return GgufTensor(name, type_name, shape, start + offset, num_bytes)
+
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY and depth < 2:
+            return self._array(depth)
+        if kind not in _NUMBERS:
+            raise Incompatible("GGUF metadata of unknown type", file=self._path.name, type=kind)
+        return self._number(_NUMBERS[kind])
+
+    def _array(self, depth: int) -> list[Any]:
+        kind, count = self._number("I"), self._number("Q")
+        if kind in _NUMBERS:
+            code = _NUMBERS[kind]
+            content = self._take(count * struct.calcsize(code))
+            return list(struct.unpack(f"<{count}{code}", content))
+        if count > len(self._view) - self._at:  # each has a byte at least
+            raise _CutShort(f"an array of {count} values")
+        return [self._value(kind, depth + 1) for _ in range(count)]
+
+    def _string(self) -> str:
+        return self._take(self._number("Q")).decode("utf-8")
+
+    def _number(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self._view, self._at)
+        self._at += struct.calcsize(f"<{code}")
+        return value
+
+    def _take(self, num_bytes: int) -> bytes:
+        end = self._at + num_bytes
+        if end > len(self._view):
+            raise _CutShort(f"{num_bytes} bytes wanted at {self._at}, file ends at {len(self._view)}")
+        content = self._view[self._at : end]
+        self._at = end
+        return content
 
 
 def _one_line(error: Exception) -> str:

@@ -1,42 +1,24 @@
-"""`tokenizer.json` and its companions from GGUF metadata: byte-level BPE with named pre-tokenizers.
-
-The result equals what transformers makes of the same file (`AutoTokenizer.from_pretrained(gguf_file=…)`), which is
-also why `smollm` splits digits by the merges alone: the reference knows no separate rule for it.
-"""
+"""`tokenizer.json`, `tokenizer_config.json` and named chat templates from GGUF metadata."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, processors
 
 from pdserve.detokenizer import byte_spelling
 from pdserve.errors import Incompatible
+from pdserve.modelstore.gguf_byte_level import byte_level
 from pdserve.modelstore.gguf_file import GgufFile
+from pdserve.modelstore.gguf_sentencepiece import sentencepiece
 
 _CONTROL, _USER_DEFINED = 3, 4
-
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-# None: GPT-2's own rule, which the ByteLevel step brings along.
-_SPLITS: dict[str, str | None] = {
-    "default": None,
-    "gpt-2": None,
-    "smollm": None,
-    "llama-bpe": _LLAMA3_SPLIT,
-    "qwen2": _QWEN2_SPLIT,
-}
-# Files written before `add_bos_token` existed mean "yes" for these.
+_MAKERS = {"gpt2": byte_level, "llama": sentencepiece}
+# Files written before `add_bos_token` existed mean "yes" for these, and for all SentencePiece tokenizers.
 _BOS_UNLESS_SAID = ("llama-bpe",)
-_NAMED = (
-    ("bos_token", "bos_token_id"),
-    ("eos_token", "eos_token_id"),
-    ("unk_token", "unknown_token_id"),
-    ("pad_token", "padding_token_id"),
-)
+_NAMED = (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))
+_TEMPLATE_KEY = re.compile(r"tokenizer\.chat_template\.([A-Za-z0-9_-]{1,64})")
 
 
 def tokenizer_json(file: GgufFile) -> str:
@@ -44,94 +26,63 @@ def tokenizer_json(file: GgufFile) -> str:
 
     Raises Incompatible for a tokenizer model or pre-tokenizer that isn't supported, by name.
     """
-    model = file.need("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise Incompatible("GGUF tokenizer is not supported", got=model, supported="gpt2")
-    pre = str(file.metadata.get("tokenizer.ggml.pre", "default"))
-    if pre not in _SPLITS:
-        raise Incompatible("GGUF pre-tokenizer is not supported", got=pre, supported=", ".join(_SPLITS))
-    tokens: list[str] = file.need("tokenizer.ggml.tokens")
-    tokenizer = Tokenizer(_byte_level_bpe(tokens, file.need("tokenizer.ggml.merges")))
-    split = _SPLITS[pre]
-    if split is None:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(split), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-    tokenizer.decoder = decoders.ByteLevel()
-    _add_marked_tokens(tokenizer, file, tokens)
-    _add_ends(tokenizer, tokenizer_config(file))
+    model = file.typed("tokenizer.ggml.model", str)
+    if model not in _MAKERS:
+        raise Incompatible("GGUF tokenizer is not supported", got=model, supported=", ".join(_MAKERS))
+    config = tokenizer_config(file)
+    tokenizer = _MAKERS[model](file)
+    _add_marked_tokens(tokenizer, file, is_byte_level=model == "gpt2")
+    _add_ends(tokenizer, config)
     return str(tokenizer.to_str())
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, Any]:
     """`tokenizer_config.json`: the named tokens and whether text gets them."""
-    tokens: list[str] = file.need("tokenizer.ggml.tokens")
+    tokens = file.tokens()
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "add_bos_token": bool(
-            file.metadata.get(
-                "tokenizer.ggml.add_bos_token", file.metadata.get("tokenizer.ggml.pre") in _BOS_UNLESS_SAID
-            )
-        ),
-        "add_eos_token": bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)),
+        "add_bos_token": file.typed("tokenizer.ggml.add_bos_token", bool, _adds_bos_unsaid(file)),
+        "add_eos_token": file.typed("tokenizer.ggml.add_eos_token", bool, False),
     }
     for name, key in _NAMED:
-        token_id = file.metadata.get(f"tokenizer.ggml.{key}")
-        if token_id is None:
-            continue
-        if not 0 <= int(token_id) < len(tokens):
-            raise Incompatible(
-                "GGUF special token outside the vocabulary", key=key, got=token_id, tokens=len(tokens)
-            )
-        config[name] = tokens[int(token_id)]
-    if file.own("context_length") is not None:
-        config["model_max_length"] = int(file.own("context_length"))
+        token_id = file.token_id(key)
+        if token_id is not None:
+            config[name] = tokens[token_id]
+    context = file.typed(file.key("context_length"), int, 0)
+    if context:
+        config["model_max_length"] = context
     return config
 
 
-def _byte_level_bpe(tokens: list[str], merges: list[str]) -> models.BPE:
-    spelling = byte_spelling()
-    alphabet = frozenset(spelling)
-    vocab: dict[str, int] = {}
-    for token_id, token in enumerate(tokens):
-        spelled = token if alphabet.issuperset(token) else "".join(spelling[byte] for byte in token.encode())
-        vocab[spelled] = token_id
-    pairs = []
-    for merge in merges:
-        left, space, right = merge.partition(" ")
-        if not space or " " in right:
-            raise Incompatible("GGUF merge is not a pair of tokens", merge=merge)
-        pairs.append((left, right))
-    try:
-        return models.BPE(
-            vocab=vocab,
-            merges=pairs,
-            dropout=None,
-            continuing_subword_prefix="",
-            end_of_word_suffix="",
-            fuse_unk=False,
-        )
-    except Exception as error:  # the package raises plain Exception, e.g. for a merge outside the vocabulary
-        raise Incompatible(
-            "GGUF vocabulary and merges don't fit together", why=" ".join(str(error).split())
-        ) from error
+def named_templates(file: GgufFile) -> dict[str, str]:
+    """The chat templates beside the default one, e.g. `tool_use`."""
+    found = ((_TEMPLATE_KEY.fullmatch(key), value) for key, value in file.metadata.items())
+    return {match[1]: str(value) for match, value in found if match is not None}
 
 
-def _add_marked_tokens(tokenizer: Tokenizer, file: GgufFile, tokens: list[str]) -> None:
+def _adds_bos_unsaid(file: GgufFile) -> bool:
+    return (
+        file.metadata.get("tokenizer.ggml.model") == "llama"
+        or file.metadata.get("tokenizer.ggml.pre") in _BOS_UNLESS_SAID
+    )
+
+
+def _add_marked_tokens(tokenizer: Tokenizer, file: GgufFile, *, is_byte_level: bool) -> None:
     """Control tokens stay whole and are special, user-defined ones stay whole.
 
-    A "control" token outside the byte alphabet is a mislabelled ordinary one in known files: left as it is.
+    In a byte-level vocabulary, a "control" token outside the byte alphabet is a mislabelled ordinary one in known
+    files: left as it is. In Gemma's, runs of spaces are user-defined, but spelled otherwise in the vocabulary: left to
+    the merges.
     """
-    types: list[int] = file.metadata.get("tokenizer.ggml.token_type", [])
+    types = file.listed("tokenizer.ggml.token_type", int, [])
     alphabet = frozenset(byte_spelling())
-    marked = list(zip(tokens, types, strict=False))
-    control = [token for token, kind in marked if kind == _CONTROL and alphabet.issuperset(token)]
+    marked = list(zip(file.tokens(), types, strict=False))
+    control = [
+        token
+        for token, kind in marked
+        if kind == _CONTROL and token and (not is_byte_level or alphabet.issuperset(token))
+    ]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
     own = [
         token for token, kind in marked if kind == _USER_DEFINED and tokenizer.token_to_id(token) is not None
@@ -147,6 +98,6 @@ def _add_ends(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
     eos = config.get("eos_token") if config["add_eos_token"] else None
     around = [token for token in (bos, eos) if token is not None]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{f'{bos}:0 ' if bos else ''}$A:0{f' {eos}:0' if eos else ''}",
+        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(around)],
     )

@@ -46,3 +46,10 @@ def test_what_is_told_comes_back() -> None:
     assert isinstance(lost, WorkerLost) and lost.counts_as_attempt and lost.fields == {"peer": "p0"}
     unknown = from_failure(Failure("OfALaterVersion", "what", {"a": "b"}))
     assert isinstance(unknown, InvariantViolated) and unknown.fields == {"a": "b", "error": "OfALaterVersion"}
+
+
+@given(st.text())
+def test_an_error_is_one_line_whatever_its_values_hold(value: str) -> None:
+    said = str(WorkerLost("gone", peer=value))
+    assert said.isprintable()
+    assert not value.isprintable() or said == f"gone (peer={value})"

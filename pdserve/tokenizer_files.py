@@ -1,0 +1,172 @@
+"""What the tokenizer files of a model folder say, in all the ways in which folders say it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as Backend
+
+from pdserve.errors import Incompatible, UnknownModel
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+TEMPLATES = "additional_chat_templates"
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """The files of a folder that a tokenizer is made of. Raises UnknownModel if there are none."""
+    paths = [folder / name for name in FILES]
+    paths += sorted((folder / TEMPLATES).glob("*.jinja"))
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
+    if not files:
+        raise UnknownModel("model folder has no tokenizer.json", folder=folder)
+    # config.json matters for the end-of-sequence ids only, where generation_config.json doesn't say them.
+    silent = not json_of(files, "generation_config.json").get("eos_token_id")
+    if silent and (folder / "config.json").is_file():
+        files["config.json"] = (folder / "config.json").read_bytes()
+    return files
+
+
+def json_of(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """The object in a JSON file, {} if there is no such file. Raises Incompatible naming the file."""
+    if name not in files:
+        return {}
+    try:
+        content = json.loads(files[name])
+    except ValueError as error:
+        raise Incompatible(f"{name} is not JSON", why=error) from error
+    if not isinstance(content, dict):
+        raise Incompatible(f"{name} is not a JSON object")
+    return content
+
+
+def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
+    """The tokens that templates call by name, e.g. bos_token."""
+    return {name: str(token.content) for name, token in _named(files).items()}
+
+
+def load_backend(files: Mapping[str, bytes]) -> Backend:
+    """The tokenizer with all that the other files add: tokens, special tokens, begin and end of text.
+
+    Raises UnknownModel without a tokenizer.json, Incompatible naming what can't be read or doesn't fit.
+    """
+    if "tokenizer.json" not in files:
+        raise UnknownModel("no tokenizer.json among the model's files")
+    try:
+        backend = Backend.from_buffer(files["tokenizer.json"])
+    except Exception as error:  # the package raises plain Exception for anything it can't read
+        raise Incompatible("tokenizer.json can't be read", why=" ".join(str(error).split())[:200]) from error
+    config = json_of(files, "tokenizer_config.json")
+    _add_listed(backend, config.get("added_tokens_decoder"))
+    _add_special(backend, files)
+    backend.no_truncation()
+    backend.no_padding()
+    _put_around(backend, config, named_tokens(files))
+    return backend
+
+
+def eos_token_ids(files: Mapping[str, bytes], backend: Backend) -> tuple[int, ...]:
+    """The ids that end a text: generation_config.json goes before config.json before the named token."""
+    for name in ("generation_config.json", "config.json"):
+        ids = json_of(files, name).get("eos_token_id")
+        if ids is None or ids == []:
+            continue
+        found = tuple(ids) if isinstance(ids, list) else (ids,)
+        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in found):
+            raise Incompatible("eos_token_id is not an id or a list of them", file=name, got=ids)
+        return found
+    token_id = backend.token_to_id(named_tokens(files).get("eos_token", ""))
+    return () if token_id is None else (token_id,)
+
+
+def template_sources(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Chat templates by name; the usual one is `default`."""
+    source = json_of(files, "tokenizer_config.json").get("chat_template")
+    source = source or json_of(files, "chat_template.json").get("chat_template")
+    sources: dict[str, str] = {}
+    if isinstance(source, str):
+        sources["default"] = source
+    elif isinstance(source, list):  # several, by name
+        try:
+            sources.update({str(entry["name"]): str(entry["template"]) for entry in source})
+        except (KeyError, TypeError) as error:
+            raise Incompatible("chat_template is not a list of names and templates") from error
+    for name, content in files.items():
+        if name == "chat_template.jinja":
+            sources["default"] = content.decode("utf-8", "replace")
+        elif name.startswith(f"{TEMPLATES}/"):
+            sources[Path(name).stem] = content.decode("utf-8", "replace")
+    return sources
+
+
+def _named(files: Mapping[str, bytes]) -> dict[str, AddedToken]:
+    config, token_map = json_of(files, "tokenizer_config.json"), json_of(files, "special_tokens_map.json")
+    found = {name: _special(config.get(name) or token_map.get(name)) for name in _NAMED_TOKENS}
+    return {name: token for name, token in found.items() if token is not None}
+
+
+def _special(entry: Any) -> AddedToken | None:
+    """A special token as files write it: its text, or an object with flags."""
+    content = entry.get("content") if isinstance(entry, Mapping) else entry
+    if not isinstance(content, str) or not content:
+        return None
+    flags = {key: bool(entry[key]) for key in _FLAGS if key in entry} if isinstance(entry, Mapping) else {}
+    return AddedToken(content, special=True, **{"normalized": False, **flags})
+
+
+def _add_listed(backend: Backend, listed: Any) -> None:
+    """Tokens that tokenizer_config.json lists by id and tokenizer.json lacks."""
+    if not isinstance(listed, Mapping):
+        return
+    known = backend.get_added_tokens_decoder()
+    for token_id, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if int(token_id) in known or not isinstance(entry, Mapping):
+            continue
+        flags = {key: bool(entry.get(key)) for key in _FLAGS}
+        token = AddedToken(str(entry["content"]), special=bool(entry.get("special")), **flags)
+        backend.add_tokens([token])
+        got = backend.token_to_id(token.content)
+        if got != int(token_id):
+            raise Incompatible(
+                "added token doesn't get the id that tokenizer_config.json lists",
+                token=token.content,
+                listed=int(token_id),
+                got=got,
+            )
+
+
+def _add_special(backend: Backend, files: Mapping[str, bytes]) -> None:
+    """Named tokens and the further special ones stay whole and are special, also those of the plain vocabulary."""
+    tokens = list(_named(files).values())
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        content = json_of(files, name)
+        more = content.get("extra_special_tokens") or content.get("additional_special_tokens") or []
+        entries = more.values() if isinstance(more, Mapping) else more
+        tokens += [token for token in map(_special, entries) if token is not None]
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    backend.add_special_tokens([token for token in tokens if token.content not in known])
+
+
+def _put_around(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """Begin and end of text, if tokenizer_config.json says it; else tokenizer.json's own rule holds."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    bos = named.get("bos_token") if config.get("add_bos_token") else None
+    eos = named.get("eos_token") if config.get("add_eos_token") else None
+    around = dict.fromkeys(token for token in (bos, eos) if token is not None)
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
+        special_tokens=[(token, backend.token_to_id(token)) for token in around],
+    )
