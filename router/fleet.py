@@ -39,6 +39,8 @@ from router.topology import Topology
 
 log = structlog.get_logger()
 
+LATE_BEATS = 3.0  # a heartbeat of this router that is so late tells that the router stood still
+
 
 class Fleet:
     """Everything the router knows of its workers. Event-loop thread only.
@@ -62,6 +64,7 @@ class Fleet:
         self.topology = Topology(self._members, allow_local_prefill=config.allow_local_prefill)
         self.cache_sources = CacheSources(self._members, clock, metrics)
         self._orders = PairOrders(config.pairs_per_prefill)
+        self._ticked_s = clock.now_s()
         self._stuck: dict[WorkerRef, int] = {}  # processes whose engine hung, and the step count they hung at
         self._known = asyncio.Event()
         self.identity: ModelIdentity | None = None
@@ -290,10 +293,13 @@ class Fleet:
     def tick(self, num_waiting_tokens: int) -> None:
         """Once a heartbeat: say that the router lives, tell demand, look for those that don't live any more."""
         now_s = self._clock.now_s()
+        stood_still = now_s - self._ticked_s > LATE_BEATS * self._timeouts.heartbeat_s
+        self._ticked_s = now_s
         self._orders.ask_again(self.members, now_s)
         self.cache_sources.tick()
         for member in self.members:
-            reason = member.liveness.why_dead(now_s)
+            # After this process itself was stopped or had no CPU, the workers' signs of life lie unread.
+            reason = "" if stood_still else member.liveness.why_dead(now_s)
             if reason:
                 if member.liveness.hangs:
                     self._stuck[member.ref] = member.liveness.num_steps

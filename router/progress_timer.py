@@ -8,6 +8,9 @@ from typing import Protocol
 
 from pdserve.clock import Clock
 
+LATE_S = 0.2  # a timer that fires so late tells that this process stood still
+GRACE_S = 1.0  # the most that it then waits on, for what came meanwhile to be read
+
 
 class CallLater(Protocol):
     """How the router waits: the event loop's `call_later`."""
@@ -18,7 +21,9 @@ class CallLater(Protocol):
 class ProgressTimer:
     """Calls `on_expired` once when `restart` or `stop` has not been called for the given time.
 
-    A restart only moves the moment; the loop's timer is looked at when it fires. Event-loop thread only.
+    A restart only moves the moment; the loop's timer is looked at when it fires. If it fires late, because this process
+    was stopped or got no CPU, the news that it waits for may have come and lie unread: it waits on, once, for as long
+    as it was late. Event-loop thread only.
     """
 
     def __init__(self, call_later: CallLater, clock: Clock, on_expired: Callable[[], None]) -> None:
@@ -28,6 +33,7 @@ class ProgressTimer:
         self._due_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
+        self._has_waited_on = False
 
     @property
     def active(self) -> bool:
@@ -37,6 +43,7 @@ class ProgressTimer:
     def restart(self, after_s: float) -> None:
         """Expire in so many seconds from now unless called again before."""
         self._due_s = self._clock.now_s() + after_s
+        self._has_waited_on = False
         if self._timer is not None:
             if self._timer_due_s <= self._due_s:
                 return
@@ -65,6 +72,10 @@ class ProgressTimer:
         left_s = self._due_s - self._clock.now_s()
         if left_s > 1e-6:  # progress since; the loop's and our clock may differ by rounding
             self._arm(left_s)
+            return
+        if left_s < -LATE_S and not self._has_waited_on:
+            self._has_waited_on = True
+            self._arm(min(-left_s, GRACE_S))
             return
         self._due_s = None
         self._on_expired()

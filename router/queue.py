@@ -100,16 +100,17 @@ class FairQueue(Generic[T]):
         """How many will be served before this one that waits, if nothing else comes."""
         if item.replay:
             return sum(1 for entry in self._replays if entry[:2] < self._entry(self._replays, item))
-        own = self._users[item.user].heap
-        mine = self._entry(own, item)
-        place = sum(1 for entry in own if entry[:2] < mine)
-        ahead = len(self._replays) + place
+        own = self._users[item.user]
+        mine = self._entry(own.heap, item)
+        before = [entry[2] for entry in own.heap if entry[:2] < mine]
+        turns = sum(1 for each in before if each.priority == item.priority)
+        ahead = len(self._replays) + len(before)
         for name, user in self._users.items():
             if name == item.user:
                 continue
             above = sum(1 for entry in user.heap if entry[2].priority > item.priority)
             equal = sum(1 for entry in user.heap if entry[2].priority == item.priority)
-            ahead += above + min(equal, place + 1)  # they take turns
+            ahead += above + min(equal, turns + (user.turn < own.turn))  # they take turns
         return ahead
 
     @staticmethod

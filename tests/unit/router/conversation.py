@@ -33,12 +33,16 @@ async def until_running(
 
 
 async def serve(
-    p: ScriptedWorker, d: ScriptedWorker, *ids: int, start: StartDecode | None = None
+    p: ScriptedWorker,
+    d: ScriptedWorker,
+    *ids: int,
+    start: StartDecode | None = None,
+    prefill_s: float = 0.003,
 ) -> StartDecode:
     """Both workers do their part: the attempt gives `ids` and ends."""
     start = start if start is not None else await d.expect(StartDecode)
     d.grant(start)
-    p.first(await p.expect(StartPrefill), ids[0])
+    p.first(await p.expect(StartPrefill), ids[0], prefill_s=prefill_s)
     d.started(start, ids[0])
     at = len(start.token_ids) + 1
     if len(ids) > 1:

@@ -107,6 +107,11 @@ class Cluster:
         await self.app.__aexit__(kind, error, trace)
         await self._tasks.__aexit__(kind, error, trace)
 
+    @property
+    def workers(self) -> tuple[ScriptedWorker, ...]:
+        """All that ever dialled."""
+        return tuple(self._workers)
+
     def dial(self, hello: Hello) -> ScriptedWorker:
         """A new session; the Hello is on its way."""
         wire = MemoryWire(asyncio.get_running_loop().call_later, lambda: DELAY_S, worker=hello.worker.id)
@@ -212,6 +217,10 @@ class ScriptedWorker:
                 self._changed.clear()
                 await self._changed.wait()
 
+    def skip(self) -> None:
+        """Expect nothing of what has come so far."""
+        self._num_expected = len(self.received)
+
     async def expect_end(self, within_s: float = PATIENCE_S) -> WorkerLost | Incompatible:
         """The session's end as the worker learns it."""
         async with asyncio.timeout(within_s):
@@ -249,7 +258,14 @@ class ScriptedWorker:
         self.say(Granted(start.handle, lease_id, cached))
 
     def first(
-        self, start: StartPrefill, token_id: int, reason: FinishReason | None = None, cached: int = 0
+        self,
+        start: StartPrefill,
+        token_id: int,
+        reason: FinishReason | None = None,
+        cached: int = 0,
+        *,
+        queue_s: float = 0.002,
+        prefill_s: float = 0.003,
     ) -> None:
         self.say(
             FirstToken(
@@ -258,8 +274,8 @@ class ScriptedWorker:
                 logprobs=None,
                 reason=reason,
                 num_cached_tokens=cached,
-                queue_s=0.002,
-                prefill_s=0.003,
+                queue_s=queue_s,
+                prefill_s=prefill_s,
             )
         )
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import pytest
+from structlog.testing import capture_logs
+
 from pdserve.blockhash import hash_blocks
+from pdserve.ids import WorkerRef
 from pdserve.messages import (
     BlockCounts,
     BlocksStored,
@@ -15,8 +20,13 @@ from pdserve.messages import (
     Role,
     SnapshotPart,
     StartDecode,
+    StartPrefill,
     Unpair,
 )
+from pdserve.sampling import FinishReason
+from pdserve.service.config import Config, LogConfig, RouterConfig
+from pdserve.status import ClusterStatus
+from router.explain import NUM_KEPT
 from router.pairs import rank_decodes
 from tests.unit.router.scripted import Cluster, config, hello, load, virtual
 
@@ -194,3 +204,127 @@ async def test_why_each_candidate_fell_or_won_is_kept() -> None:
         assert "ms = " in str(chosen) and str(chosen).endswith(": chosen")
         client.generation.close()
         assert len(d0.got(StartDecode)) + len(d1.got(StartDecode)) + len(both.got(StartDecode)) == 1
+
+
+@virtual
+async def test_equal_workers_get_equally_much_though_what_is_measured_of_them_varies() -> None:
+    async with Cluster() as cluster:
+        prefills = [await cluster.prefill(f"p{n}") for n in range(3)]
+        decodes = [await cluster.decode(f"d{n}") for n in range(4)]
+        for p in prefills:
+            await cluster.link(p, *decodes)
+        workers = {worker.ref: worker for worker in (*prefills, *decodes)}
+        draws = random.Random(4)
+        counts: Counter[WorkerRef] = Counter()
+        for n in range(300):
+            client = cluster.generate("x" * 100, cache_salt=str(n), max_tokens=2)
+            await cluster.settle(0.003)
+            ((d, start),) = [
+                (d, d.got(StartDecode)[-1]) for d in decodes if len(d.got(StartDecode)) > counts[d.ref]
+            ]
+            assert start.source is not None
+            counts[d.ref] += 1
+            counts[start.source] += 1
+            d.grant(start)
+            p = workers[start.source]
+            prefill = await p.expect(StartPrefill)
+            p.first(prefill, 65, queue_s=0.004 * draws.random(), prefill_s=0.1 * draws.uniform(0.8, 1.2))
+            d.started(start, 65, transfer_exposed_s=0.01 * draws.random(), commit_s=0.002 * draws.random())
+            d.tokens(start, 101, 66)
+            d.finished(start, 102)
+            await client.end()
+            await cluster.advance(draws.choice([0.0, 0.2, 1.0]))
+        for group in (prefills, decodes):
+            per_worker = [counts[worker.ref] for worker in group]
+            assert max(per_worker) <= 1.2 * min(per_worker), counts
+
+
+@virtual
+async def test_one_host_is_preferred_where_the_rest_is_about_equal() -> None:
+    async with Cluster() as cluster:
+        p = await cluster.prefill(host_id="a")
+        near, far = await cluster.decode("d0", host_id="a"), await cluster.decode("d1", host_id="b")
+        await cluster.link(p, near, far)
+        clients = [cluster.generate("x" * 2000, cache_salt=str(n)) for n in range(3)]
+        await cluster.settle()
+        assert len(near.got(StartDecode)) == 3
+        near.say(load(num_running=200, step_s=0.05))
+        await cluster.settle()
+        clients.append(cluster.generate("x" * 2000, cache_salt="far"))
+        await far.expect(StartDecode)
+        assert {verdict.reason for each in cluster.app.explanations for verdict in each.verdicts} == {
+            "chosen",
+            "about the same, on two hosts",
+            "costs more",
+        }
+        for client in clients:
+            client.generation.close()
+
+
+@virtual
+async def test_placements_are_told_with_the_status_if_asked_for_and_so_is_why_one_waits() -> None:
+    async with Cluster() as cluster:
+        p, _ = await cluster.pair()
+        placed = cluster.generate("hello", request_id="placed")
+        await cluster.settle()
+        p.say(Credits(0))
+        await cluster.settle()
+        waits = cluster.generate("hello", request_id="waits")
+        await cluster.settle(0.25)
+        assert not cluster.app.status().placements
+        told = ClusterStatus.from_proto(cluster.app.status(explain=True).to_proto()).placements
+        assert [(each.request_id, each.attempt) for each in told] == [("placed", 1), ("waits", 0)]
+        (won,), (fell,) = told[0].candidates, told[1].candidates
+        assert won.chosen and (won.prefill_worker, won.decode_worker) == ("p0", "d0")
+        assert [name for name, _ in won.cost_ms] == [
+            "queue",
+            "prefill",
+            "trip",
+            "transfer",
+            "decode",
+            "history",
+        ]
+        assert not fell.chosen and fell.reason == "no credit of p0" and not fell.cost_ms
+        assert 0.2 < told[1].age_s < 0.3
+        placed.generation.close()
+        waits.generation.close()
+
+
+@virtual
+async def test_only_the_last_placements_are_kept() -> None:
+    async with Cluster() as cluster:
+        await cluster.pair()
+        for n in range(NUM_KEPT + 5):
+            cluster.generate("hello", request_id=f"r{n}").generation.close()
+            client = cluster.generate("hello", request_id=f"s{n}")
+            await cluster.settle(0.001)
+            client.generation.close()
+        kept = [each.request_id for each in cluster.app.explanations]
+        assert kept == [f"s{n}" for n in range(5, NUM_KEPT + 5)]
+
+
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_the_canonical_line_explains_at_debug_level(level: str) -> None:
+    @virtual
+    async def scenario() -> None:
+        async with Cluster(Config(router=RouterConfig(id="r0"), log=LogConfig(level=level))) as cluster:
+            p, d = await cluster.pair()
+            client = cluster.generate("hello", max_tokens=1)
+            start = await d.expect(StartDecode)
+            d.grant(start)
+            p.first(await p.expect(StartPrefill), 65, FinishReason.LENGTH)
+            await client.end()
+            p.say(Credits(0))
+            await cluster.settle()
+            await cluster.generate("hello", deadline_left_s=1.0).end()
+
+    with capture_logs() as logs:
+        scenario()
+    lines = [entry for entry in logs if entry["event"] == "request.finished"]
+    if level == "debug":
+        assert lines[0]["explain"][0][0].startswith("p0>d0 ") and lines[0]["explain"][0][0].endswith(
+            ": chosen"
+        )
+        assert lines[1]["explain"] == [["p0>d0 no credit of p0"]]
+    else:
+        assert not any("explain" in line for line in lines)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from pdserve.clock import VirtualClock
 from pdserve.errors import Incompatible, InvalidRequest, UnknownModel
 from pdserve.messages import Role
 from pdserve.request import GenerateRequest, Resume, ResumeChoice
@@ -13,6 +15,7 @@ from pdserve.sampling import SamplingParams
 from router.accounting import Accounting, Credit
 from router.identity import ModelIdentity, check_hello
 from router.liveness import Liveness
+from router.progress_timer import ProgressTimer
 from router.timings import AttemptTimes, ChoiceTimes, percentile
 from router.validation import check_ids, check_model, resolve_max_tokens
 from tests.unit.router.scripted import hello, load
@@ -136,3 +139,43 @@ def test_ids_outside_the_vocabulary_and_other_models_are_refused() -> None:
     with pytest.raises(UnknownModel, match="other"):
         check_model("other", "m")
     check_model("", "m")
+
+
+class Loop:
+    """A loop's timers over a clock that a test turns; `late_s`: how long it stands still before it looks."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.armed: list[tuple[float, Callable[[], None]]] = []
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Any:
+        self.armed.append((self.clock.now_s() + delay, callback))
+        return None
+
+    def advance(self, by_s: float) -> None:
+        self.clock.advance(by_s)
+        due = [each for each in self.armed if each[0] <= self.clock.now_s()]
+        self.armed = [each for each in self.armed if each[0] > self.clock.now_s()]
+        for _, callback in due:
+            callback()
+
+
+def test_a_time_out_of_a_process_that_stood_still_waits_for_what_lies_unread() -> None:
+    loop, expired = Loop(), []
+    timer = ProgressTimer(loop.call_later, loop.clock, lambda: expired.append(loop.clock.now_s()))
+    timer.restart(1.0)
+    loop.advance(1.05)
+    assert len(expired) == 1
+    timer.restart(1.0)
+    loop.advance(1.6)  # 0.6 s late: as long again, once
+    assert len(expired) == 1 and timer.active
+    loop.advance(0.65)
+    assert len(expired) == 2
+    timer.restart(1.0)
+    loop.advance(2.0)
+    timer.restart(1.0)  # the news was there
+    loop.advance(0.9)
+    assert len(expired) == 2
+    loop.advance(5.0)
+    loop.advance(1.0)
+    assert len(expired) == 3, "at most GRACE_S, and once"
