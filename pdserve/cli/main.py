@@ -75,6 +75,8 @@ class _Parser(argparse.ArgumentParser):
 
 def console() -> int:
     """`main` as the last thing that a process does: what `pdserve` and `python -m pdserve.cli` run."""
+    # gRPC's core writes lines of its own to standard error about what our one line says (a port in use).
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     code = main()
     # Else the interpreter, on its way out, looks through every object of every module for cycles to free: 0.3 s with
     # grpc loaded, 1 s with torch, in which a restarted worker is missed and a shell waits.

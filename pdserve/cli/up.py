@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         ready_file=None if arguments.ready_file is None else arguments.ready_file.absolute(),
         log_dir=arguments.log_dir,
     )
+    _check_ready_file(options.ready_file)
     _check_model(config)
     try:
         fault = run_up(options)
@@ -90,6 +92,16 @@ def counts_of(arguments: argparse.Namespace) -> tuple[int, int, int]:
         return 1, 1, 0
     prefill, decode, both = (count or 0 for count in given)
     return prefill, decode, both
+
+
+def _check_ready_file(file: Path | None) -> None:
+    """It is written only when everything runs: say now that it can't be."""
+    if file is None:
+        return
+    if not file.parent.is_dir():
+        raise ConfigError(f"--ready-file {file}: no folder {file.parent}")
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise ConfigError(f"--ready-file {file}: can't be written")
 
 
 def _check_model(config: Config) -> None:

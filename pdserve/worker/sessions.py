@@ -7,6 +7,7 @@ waits are on the event loop's clock, so the same code runs under virtual time.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -36,6 +37,7 @@ _MAX_BACK_OFF_S = 1.0
 _MISFIT_BACK_OFF_S = 10.0  # only an operator can change that this worker doesn't fit
 _RESOLVE_EVERY_S = 3.0
 _DIAL_S = 5.0
+_UNREACHABLE_S = 5.0  # a router that can't be reached for so long is worth a warning
 
 WorkerSession = Session[Up, Down]
 
@@ -114,6 +116,7 @@ class RouterSessions:
         self._addresses: dict[str, dict[str, None]] = {name: {} for name in self._routers}
         self._kept: dict[str, None] = {}
         self._misfits: dict[str, str] = {}  # by address: why the router there won't have this worker
+        self._unreachable: dict[str, float] = {}  # since when; infinity = it has been told
         self._superseded = False
         self._load: Load | None = None
 
@@ -202,6 +205,7 @@ class RouterSessions:
                     back_off_s = min(_MAX_BACK_OFF_S, 2 * back_off_s)
         finally:
             self._kept.pop(address, None)
+            self._unreachable.pop(address, None)
             self._misfits.pop(address, None)
 
     def _note_misfit(self, address: str, error: Incompatible) -> None:
@@ -209,6 +213,16 @@ class RouterSessions:
         if self._misfits.get(address) != str(error):
             self._misfits[address] = str(error)
             log.error("router.refuses_this_worker", router=address, error=str(error))
+
+    def _note_unreachable(self, address: str, reason: str) -> None:
+        """Tell the operator, once each time, if it isn't a matter of seconds: the address may be wrong."""
+        now_s = asyncio.get_running_loop().time()
+        since_s = self._unreachable.setdefault(address, now_s)
+        if now_s - since_s < _UNREACHABLE_S:
+            log.debug("router.unreachable", router=address, error=reason)
+        else:
+            self._unreachable[address] = math.inf  # told
+            log.warning("router.unreachable", router=address, after_s=round(now_s - since_s, 1), error=reason)
 
     async def _while_joined_elsewhere(self, router_id: str) -> None:
         """Two addresses may lead to one router, which keeps the later session: don't take turns ending each other."""
@@ -227,8 +241,9 @@ class RouterSessions:
             async with asyncio.timeout(_DIAL_S):
                 session = await self._dialer.dial(address)
         except (WorkerLost, TimeoutError) as error:
-            log.debug("router.unreachable", router=address, error=str(error) or "no answer")
+            self._note_unreachable(address, str(error) or "no answer")
             return None
+        self._unreachable.pop(address, None)
         try:
             session.send(self._hello())
             return await self._serve(session, address)

@@ -47,6 +47,8 @@ def test_one_pair_if_no_number_is_given_else_what_is_given() -> None:
         ("--engine wrong", "torch"),
         ("--threads 1 --engine.threads 2", "contradicts"),
         ("--engine fake --config /no/such/file.toml", "/no/such/file.toml"),
+        ("--engine fake --ready-file /no/such/folder/ready.json", "no folder /no/such/folder"),
+        ("--engine fake --ready-file /dev", "can't be written"),
         ("--engine fake --log-dir /dev/null/logs --listen 127.0.0.1:0", "/dev/null"),
     ],
 )

@@ -226,6 +226,26 @@ def test_dials_again_with_back_off_of_at_most_a_second() -> None:
     assert gaps[0] < 0.1 and max(gaps) <= 1.0 and min(gaps[-5:]) >= 0.5
 
 
+def test_a_router_that_cannot_be_reached_is_reported_once_each_time() -> None:
+    async def short(end: RouterEnd) -> None:
+        await welcome(end, "r1")
+        await asyncio.sleep(0.2)
+        end.close("restarting")
+
+    world = World({}, {"routers:1": ["a:1"]})
+    with capture_logs() as logs:
+        world.run(
+            40.0,
+            (20.0, lambda: world.scripts.update({"a:1": short})),
+            (22.0, lambda: world.scripts.clear()),
+        )
+    told = [entry for entry in logs if entry["event"] == "router.unreachable"]
+    warned = [entry for entry in told if entry["log_level"] == "warning"]
+    assert len(told) > 20 and len(warned) == 2
+    assert all(entry["router"] == "a:1" and 5.0 <= entry["after_s"] <= 7.0 for entry in warned)
+    assert "refused" in warned[0]["error"]
+
+
 def test_a_router_that_it_does_not_fit_is_asked_rarely_and_reported_once() -> None:
     misfit = Incompatible("worker's vocab_size differs", field="vocab_size", theirs="10", ours="12")
 
