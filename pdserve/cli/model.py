@@ -7,8 +7,9 @@ import dataclasses
 import json
 
 DESCRIPTION = """\
-Prints what a model is: architecture, size, weights' types, KV bytes a token, tokenizer. Nothing is loaded; a .gguf file
-is imported into the cache first, if it isn't there yet.
+Prints what a model is: architecture, size, weights' types, KV bytes a token, tokenizer. Nothing is loaded, but the
+heads of all files are read and checked: what is missing, cut short or of another shape than the config says is told in
+one line. A .gguf file is imported into the cache first, if it isn't there yet.
 """
 _BLOCK_SIZE = 16
 
@@ -43,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
         "eos_token_ids": list(tokenizer.eos_token_ids),
         "special_tokens": tokenizer.special_tokens,
         "has_chat_template": tokenizer.has_chat_template,
+        "chat_templates": {
+            name: f"{len(source):,} characters" for name, source in tokenizer.chat_templates.items()
+        },
         "tokenizer_fingerprint": tokenizer.fingerprint,
     }
     if arguments.json:

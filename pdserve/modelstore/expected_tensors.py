@@ -38,6 +38,12 @@ def check_tensors(config: Mapping[str, Any], shapes: Mapping[str, Shape], where:
             )
 
 
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether the output projection is the embedding; configs leave it out where it is what their class does anyway."""
+    said = config.get("tie_word_embeddings")
+    return bool(said) if said is not None else "Gemma3ForCausalLM" in (config.get("architectures") or [])
+
+
 class _Sizes:
     """The sizes that shapes are made of. Raises Incompatible where config.json lacks one."""
 
@@ -50,6 +56,7 @@ class _Sizes:
         self.head_dim = self.maybe("head_dim") or self.hidden // self.num_heads
         self.queries = self.num_heads * self.head_dim
         self.keys = self.num_kv_heads * self.head_dim
+        self.is_tied = is_tied(config)
 
     def need(self, *keys: str) -> int:
         """The first of these keys that the config has."""
@@ -82,7 +89,7 @@ def _all_tensors(sizes: _Sizes, layer_tensors: Callable[[_Sizes, int], _Named]) 
         for name, shape in layer_tensors(sizes, layer):
             yield f"model.layers.{layer}.{name}", shape
     yield "model.norm.weight", (sizes.hidden,)
-    if not sizes.says("tie_word_embeddings"):
+    if not sizes.is_tied:
         yield "lm_head.weight", vocabulary
 
 

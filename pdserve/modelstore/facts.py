@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdserve.errors import Incompatible
+from pdserve.modelstore.expected_tensors import check_tensors, is_tied
+from pdserve.modelstore.stored_tensors import read_tensors
 
 _CACHE_VALUE_BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -19,21 +20,27 @@ _CACHE_VALUE_BYTES = {"bfloat16": 2, "float32": 4}
 class ModelFacts:
     """Numbers of one model.
 
+    dtype              the type that most of the weights' bytes are stored in
     tensor_types       type → number of tensors, most frequent first
+    num_experts        of each layer that has them; 0: none
+    sliding_window     tokens that a layer with a window sees; 0: all layers see all
     kv_bytes_per_token by the dtype that the engine computes in
     """
 
     architecture: str
     num_parameters: int
     weights_bytes: int
+    dtype: str
     tensor_types: dict[str, int]
     num_layers: int
     hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    num_experts: int
     vocab_size: int
     window_tokens: int
+    sliding_window: int
     tied_embeddings: bool
     kv_bytes_per_token: dict[str, int]
 
@@ -43,28 +50,40 @@ class ModelFacts:
 
 
 def read_facts(folder: Path) -> ModelFacts:
-    """Read a checked model folder (see `resolve`). Raises Incompatible naming the key or file that is wrong."""
+    """Read a checked model folder (see `resolve`).
+
+    Raises Incompatible in one line naming the key, file or tensor that is wrong: broken or short files, missing
+    tensors, shapes that aren't those of the config.
+    """
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = config.get("text_config", config)
+    tensors = read_tensors(folder)
+    check_tensors(config, {name: tensor.shape for name, tensor in tensors.items()}, str(folder))
     hidden_size, num_heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")
     num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
     head_dim = int(config.get("head_dim") or hidden_size // num_heads)
     num_layers = _need(config, "num_hidden_layers")
-    tensors = _gguf_tensors(folder) if (folder / "tensors.json").is_file() else _safetensors(folder)
-    types = Counter(kind for kind, _, _ in tensors)
+    types = Counter(tensor.type for tensor in tensors.values())
+    stored_bytes: Counter[str] = Counter()
+    for tensor in tensors.values():
+        stored_bytes[tensor.type] += tensor.num_bytes
+    has_window = config.get("use_sliding_window", True) is not False
     return ModelFacts(
         architecture=", ".join(str(name) for name in config.get("architectures") or ["?"]),
-        num_parameters=sum(math.prod(shape) for _, shape, _ in tensors),
-        weights_bytes=sum(num_bytes for _, _, num_bytes in tensors),
+        num_parameters=sum(math.prod(tensor.shape) for tensor in tensors.values()),
+        weights_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
+        dtype=stored_bytes.most_common(1)[0][0] if stored_bytes else "?",
         tensor_types=dict(types.most_common()),
         num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+        num_experts=int(config.get("num_local_experts") or config.get("num_experts") or 0),
         vocab_size=_need(config, "vocab_size"),
         window_tokens=_need(config, "max_position_embeddings"),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        sliding_window=int(config.get("sliding_window") or 0) if has_window else 0,
+        tied_embeddings=is_tied(config),
         kv_bytes_per_token={
             dtype: num_layers * 2 * num_kv_heads * head_dim * size
             for dtype, size in _CACHE_VALUE_BYTES.items()
@@ -77,25 +96,3 @@ def _need(config: dict[str, Any], key: str) -> int:
     if not isinstance(value, int) or value <= 0:
         raise Incompatible("config.json lacks a positive whole number", key=key, got=value)
     return value
-
-
-def _gguf_tensors(folder: Path) -> list[tuple[str, list[int], int]]:
-    index = json.loads((folder / "tensors.json").read_text(encoding="utf-8"))
-    return [(entry["type"], entry["shape"], entry["nbytes"]) for entry in index["tensors"].values()]
-
-
-def _safetensors(folder: Path) -> list[tuple[str, list[int], int]]:
-    """Source: the safetensors format: 8 bytes of length, then a JSON header."""
-    found = []
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            head = file.read(8)
-            (length,) = struct.unpack("<Q", head) if len(head) == 8 else (0,)
-            if not 2 <= length <= path.stat().st_size - 8:
-                raise Incompatible("safetensors file is cut short", file=path.name)
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                found.append((str(entry["dtype"]), list(entry["shape"]), end - begin))
-    return found

@@ -19,6 +19,14 @@ def check_folder(folder: Path) -> None:
     )
     if not config.get("architectures"):
         raise Incompatible("config.json names no architectures", folder=folder)
+    quantised = config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else quantised
+        raise Incompatible(
+            "quantised safetensors are not supported: take the model's unquantised files, or a GGUF file",
+            quantisation=method,
+            folder=folder,
+        )
     if not (folder / "tokenizer.json").is_file():
         raise UnknownModel(
             "model folder has no tokenizer.json: save it with AutoTokenizer.from_pretrained(…).save_pretrained(…)",

@@ -1,0 +1,160 @@
+"""What is wrong with a model's files is one line with its name: by `pdserve model inspect`, before any worker loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pdserve.cli.main import main
+from pdserve.errors import Incompatible
+from pdserve.modelstore.facts import read_facts
+from pdserve.modelstore.stored_tensors import SAFETENSORS_INDEX
+from pdserve.tokenizer import Tokenizer
+
+HIDDEN, FFN, VOCAB = 16, 24, 300
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": HIDDEN,
+    "intermediate_size": FFN,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def tensors() -> dict[str, np.ndarray[Any, Any]]:
+    layer = {
+        "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
+        **{f"self_attn.{part}_proj": (HIDDEN, HIDDEN) for part in "qkvo"},
+        "mlp.gate_proj": (FFN, HIDDEN),
+        "mlp.up_proj": (FFN, HIDDEN),
+        "mlp.down_proj": (HIDDEN, FFN),
+    }
+    shapes = {f"model.layers.0.{name}": shape for name, shape in layer.items()}
+    shapes.update({"model.embed_tokens": (VOCAB, HIDDEN), "model.norm": (HIDDEN,)})
+    return {f"{name}.weight": np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
+def write_folder(folder: Path, *, sharded: bool = False) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    for name, content in Tokenizer.fake(VOCAB).files.items():
+        (folder / name).write_bytes(content)
+    if not sharded:
+        save_file(tensors(), folder / "model.safetensors")
+        return folder
+    weight_map = {name: SHARDS["layers" in name] for name in tensors()}
+    for shard in SHARDS:
+        save_file(
+            {name: values for name, values in tensors().items() if weight_map[name] == shard}, folder / shard
+        )
+    (folder / SAFETENSORS_INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def inspected(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that the command says; it must have failed."""
+    assert main(["model", "inspect", str(folder)], {}) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_whole_folders_are_read(tmp_path: Path, sharded: bool) -> None:
+    facts = read_facts(write_folder(tmp_path / "m", sharded=sharded))
+    assert facts.num_parameters == sum(values.size for values in tensors().values())
+    assert (facts.dtype, facts.tensor_types, facts.tied_embeddings) == ("F32", {"F32": 11}, True)
+
+
+def test_a_shard_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_folder(tmp_path / "m", sharded=True)
+    shard = folder / SHARDS[1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert f"cut short (file={SHARDS[1]}, tensor=model.layers.0." in inspected(folder, capsys)
+    shard.write_bytes(b"\x10")
+    assert f"not a safetensors file, or cut short (file={SHARDS[1]}" in inspected(folder, capsys)
+    shard.unlink()
+    assert f"lacks a weights file (file={SHARDS[1]}" in inspected(folder, capsys)
+
+
+def test_a_tensor_that_the_index_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_folder(tmp_path / "m", sharded=True)
+    change(folder / SAFETENSORS_INDEX, lambda index: index["weight_map"].update({"model.x": SHARDS[0]}))
+    assert f"index promises (tensor=model.x, file={SHARDS[0]}" in inspected(folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ({"hidden_size": 32}, "shape than the config says (tensor=model.embed_tokens.weight"),
+        ({"intermediate_size": 25}, "tensor=model.layers.0.mlp.gate_proj.weight"),
+        ({"num_hidden_layers": 2}, "lacks a tensor (tensor=model.layers.1.input_layernorm.weight"),
+        ({"tie_word_embeddings": False}, "lacks a tensor (tensor=lm_head.weight"),
+        ({"attention_bias": True}, "lacks a tensor (tensor=model.layers.0.self_attn.q_proj.bias"),
+        ({"vocab_size": None}, "key=vocab_size"),
+        ({"num_hidden_layers": "one"}, "key=num_hidden_layers, got=one"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantisation=gptq"),
+        ({"architectures": []}, "config.json names no architectures"),
+    ],
+)
+def test_a_config_that_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: dict[str, Any], said: str
+) -> None:
+    folder = write_folder(tmp_path / "m")
+    change(folder / "config.json", lambda config: config.update(edit))
+    assert said in inspected(folder, capsys)
+
+
+def test_a_type_that_no_engine_decodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_folder(tmp_path / "m")
+    save_file(
+        {**tensors(), "model.norm.weight": np.zeros(HIDDEN, dtype=np.int8)}, folder / "model.safetensors"
+    )
+    assert "not supported (tensor=model.norm.weight, file=model.safetensors, got=I8" in inspected(
+        folder, capsys
+    )
+
+
+@pytest.mark.parametrize("header", [b"[]", b'{"a": 1}', b'{"a": {"dtype": "F32"}}', b"\xff\xff\xff"])
+def test_a_broken_header(tmp_path: Path, capsys: pytest.CaptureFixture[str], header: bytes) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "header is broken (file=model.safetensors" in inspected(folder, capsys)
+
+
+def test_bytes_that_do_not_fit_a_shape(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    header = json.dumps({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
+    with pytest.raises(Incompatible, match=r"don't fit its shape \(tensor=a, .*want=12, got=8"):
+        read_facts(folder)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "m")
+    for name, content in Tokenizer.fake(VOCAB + 1).files.items():
+        (folder / name).write_bytes(content)
+    said = "tokenizer doesn't fit the model's vocabulary (highest_token_id=300, token=<300>, vocab_size=300"
+    assert said in inspected(folder, capsys)
+    with pytest.raises(Incompatible, match="highest_token_id=300"):
+        Tokenizer.load(folder)
