@@ -33,13 +33,15 @@ def started_here(attempt: DecodeAttempt, sampled: Sampled) -> Started:
         num_cached_tokens=attempt.seq.num_cached_tokens,
         queue_s=attempt.admitted_s - attempt.received_s,
         prefill_s=attempt.started_s - attempt.admitted_s,
+        energy_j=attempt.seq.energy.prefill_j,
     )
 
 
 def step_tokens(attempt: DecodeAttempt, sampled: Sampled) -> StepTokens:
     """A later token, at its index; the engine has appended it to the sequence's ids already."""
     logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-    return StepTokens(attempt.handle, len(sampled.seq.ids) - 1, (sampled.token_id,), logprobs)
+    seq = sampled.seq
+    return StepTokens(attempt.handle, len(seq.ids) - 1, (sampled.token_id,), logprobs, seq.energy.decode_j)
 
 
 def finished(attempt: DecodeAttempt, reason: FinishReason) -> Finished:
@@ -50,4 +52,5 @@ def finished(attempt: DecodeAttempt, reason: FinishReason) -> Finished:
         num_tokens=len(attempt.seq.ids),
         decode_queue_s=attempt.decode_queue_s or 0.0,
         decode_step_s=attempt.decode_step_s,
+        energy_j=attempt.seq.energy.decode_j,
     )

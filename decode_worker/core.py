@@ -20,7 +20,16 @@ from decode_worker.grants import Grant, Grants
 from kv_transfer.messages import BindWanted, HandedOff, PullProgress, Released, Retired
 from pdserve.clock import Clock
 from pdserve.engine.engine import Engine
-from pdserve.engine.events import ChunkDone, EngineEvent, HandedBackSeq, Preempted, RowDied, Sampled, StepDied
+from pdserve.engine.events import (
+    ChunkDone,
+    EngineEvent,
+    HandedBackSeq,
+    Preempted,
+    PromptScored,
+    RowDied,
+    Sampled,
+    StepDied,
+)
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import (
     DeadlineExceeded,
@@ -42,6 +51,7 @@ from pdserve.messages import (
     Down,
     Load,
     Progress,
+    PromptLogprobs,
     StartDecode,
     StartPrefill,
     Step,
@@ -227,6 +237,8 @@ class DecodeCore:
             key=start.key,
             cache_salt=start.cache_salt,
             num_strikes=start.num_strikes,
+            # Prefilled here, prompt logprobs need the logits of every position, which a hit hasn't.
+            takes_hits=start.source is not None or start.key.params.prompt_logprobs is None,
         )
         self._num_accepted += 1
         self._deadlines.add(start.handle, received_s + start.deadline_left_s)
@@ -311,6 +323,8 @@ class DecodeCore:
                     self._take_token(self._attempts[seq.handle], event, tokens)
                     if finish is not None:
                         ends.append(event)
+                case PromptScored(seq, first, logprobs):
+                    self._send(self._attempts[seq.handle], PromptLogprobs(seq.handle, first, logprobs))
                 case ChunkDone(seq):
                     self._say_progress(self._attempts[seq.handle])
                 case Preempted(seq):
@@ -444,6 +458,8 @@ class DecodeCore:
             num_revocations=self._num_revocations,
             num_ignored=self._replies.num_ignored,
             failures=self._replies.failures,
+            prefill_energy_j=self._engine.energy.prefill_j,
+            decode_energy_j=self._engine.energy.decode_j,
         )
 
     def _wait_s(self, now_s: float) -> float:

@@ -32,6 +32,9 @@ class WorkerGauges:
         metrics.revocations.set(counts.num_revocations)
         metrics.ignored.set(counts.num_ignored)
         metrics.failures.set_all(dict(counts.failures))
+        for phase, joules in (("prefill", counts.prefill_energy_j), ("decode", counts.decode_energy_j)):
+            if joules is not None:
+                metrics.set_energy(joules, phase)
 
     def on_tick(self, transfer: TransferMetrics, num_routers: int) -> None:
         """Once a heartbeat. The transfer owner writes its numbers on another thread; each is read whole."""

@@ -14,7 +14,7 @@ import structlog
 from kv_transfer.messages import LeaseClosed, Released
 from pdserve.clock import Clock
 from pdserve.engine.engine import Engine
-from pdserve.engine.events import ChunkDone, EngineEvent, RowDied, Sampled, StepDied
+from pdserve.engine.events import ChunkDone, EngineEvent, PromptScored, RowDied, Sampled, StepDied
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import (
     DeadlineExceeded,
@@ -36,6 +36,7 @@ from pdserve.messages import (
     FirstToken,
     Load,
     Progress,
+    PromptLogprobs,
     StartDecode,
     StartPrefill,
 )
@@ -210,6 +211,7 @@ class PrefillCore:
             key=start.key,
             cache_salt=start.cache_salt,
             num_strikes=start.num_strikes,
+            takes_hits=start.key.params.prompt_logprobs is None,  # of a hit there is KV, but no logits
         )
         lease = Lease(
             lease_id=start.lease_id,
@@ -284,6 +286,10 @@ class PrefillCore:
                 self._offer(attempt, num_computed)
                 if num_computed < attempt.num_tokens:
                     self._say_progress(attempt)
+            case PromptScored(seq, first, logprobs):
+                self._replies.send(
+                    self._attempts[seq.handle].session_id, PromptLogprobs(seq.handle, first, logprobs)
+                )
             case Sampled(seq):
                 self._on_sampled(self._attempts[seq.handle], event)
             case RowDied(seq, error):
@@ -307,6 +313,7 @@ class PrefillCore:
                 num_cached_tokens=attempt.seq.num_cached_tokens,
                 queue_s=attempt.begun_s - attempt.received_s,
                 prefill_s=now_s - attempt.begun_s,
+                energy_j=attempt.seq.energy.prefill_j,
             ),
         )
         if sampled.finish is None:
@@ -423,6 +430,8 @@ class PrefillCore:
             num_cache_hit_tokens=engine.num_cache_hit_tokens,
             num_ignored=self._replies.num_ignored,
             failures=self._replies.failures,
+            prefill_energy_j=self._engine.energy.prefill_j,
+            decode_energy_j=self._engine.energy.decode_j,
         )
 
     def _wait_s(self, now_s: float) -> float:

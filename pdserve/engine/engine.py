@@ -9,8 +9,9 @@ import structlog
 
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.events import ChunkDone, EngineEvent, RowDied, Sampled, StepDied
-from pdserve.engine.port import Row, RowOutput, Runner, SampleSpec
+from pdserve.engine.events import ChunkDone, EngineEvent, PromptScored, RowDied, Sampled, StepDied
+from pdserve.engine.phase_energy import PhaseEnergy
+from pdserve.engine.port import Row, RowOutput, Runner, SampleSpec, ScoreSpec
 from pdserve.engine.scheduler import EngineLimits, PlannedRow, Scheduler
 from pdserve.engine.sequence import Sequence, SequenceState
 from pdserve.engine.sequence_blocks import SequenceBlocks
@@ -25,7 +26,7 @@ class Engine:
     """Runs sequences over one pool. Synchronous; its owner alone calls it.
 
     A sequence's way: `reserve_prefill` → `start_prefill`, or `start_decode` after a hand-off; events of `step`; and
-    always `end`. `num_steps` counts steps that ran, failed ones too.
+    always `end`. `num_steps` counts steps that ran, failed ones too; `energy` adds up what they took.
     """
 
     def __init__(self, runner: Runner, limits: EngineLimits, clock: Clock) -> None:
@@ -34,6 +35,7 @@ class Engine:
         self.limits = limits
         self.pool = BlockPool(layout.num_blocks, layout.block_size, clock)
         self.num_steps = 0
+        self.energy = PhaseEnergy()  # of all steps
         self._clock = clock
         self._blocks = SequenceBlocks(self.pool, runner.card.cache_seed, prefix_cache=limits.prefix_cache)
         self._scheduler = Scheduler(self._blocks, limits)
@@ -191,20 +193,27 @@ class Engine:
         return events
 
     def _run(self, planned: Seq[PlannedRow]) -> list[RowOutput]:
-        outputs = self.runner.run([_row(row) for row in planned])
+        rows = [_row(row) for row in planned]
+        outputs = self.runner.run(rows)
         if len(outputs) != len(planned):
             raise InvariantViolated(
                 "a runner gave another number of outputs", rows=len(planned), outputs=len(outputs)
             )
-        for row, output in zip(planned, outputs, strict=True):
-            if row.samples and output.error is None and output.token_id is None:
-                raise InvariantViolated("a runner gave neither token nor error", handle=row.seq.handle)
+        for plan, row, output in zip(planned, rows, outputs, strict=True):
+            if output.error is not None:
+                continue
+            if plan.samples and output.token_id is None:
+                raise InvariantViolated("a runner gave neither token nor error", handle=plan.seq.handle)
+            if row.score is not None and len(output.scores) != len(row.score.next_ids):
+                raise InvariantViolated("a runner gave another number of scores", handle=plan.seq.handle)
         return outputs
 
     def _take_output(self, row: PlannedRow, output: RowOutput, events: list[EngineEvent]) -> None:
         seq = row.seq
         token_id = output.token_id
         error = output.error
+        if output.energy_j is not None:
+            self._count_energy(seq, output.energy_j)
         if error is None and token_id is not None and not 0 <= token_id < self.runner.card.vocab_size:
             error = RowFailed("sampled an id outside the vocabulary", token_id=token_id)
         if error is not None:
@@ -213,6 +222,10 @@ class Engine:
             self._leave(seq)
             events.append(RowDied(seq, error))
             return
+        if output.scores:
+            first = max(seq.num_computed + 1, seq.num_scored)
+            seq.num_scored = first + len(output.scores)
+            events.append(PromptScored(seq, first, output.scores))
         seq.num_computed += row.num_tokens
         self._blocks.publish(seq)
         if seq.state is SequenceState.PREFILLING:
@@ -221,7 +234,7 @@ class Engine:
             return
         assert token_id is not None, "checked behind the runner"
         seq.ids.append(token_id)
-        first, seq.has_sampled = not seq.has_sampled, True
+        first, seq.has_sampled, seq.takes_hits = not seq.has_sampled, True, True
         finish = finish_reason(seq.key, token_id, seq.num_generated)
         if finish is not None or not seq.then_decode:
             self._leave(seq)
@@ -241,6 +254,13 @@ class Engine:
         )
         error.__cause__ = cause
         return StepDied(tuple(row.seq for row in planned), error, sound)
+
+    def _count_energy(self, seq: Sequence, joules: float) -> None:
+        for energy in (seq.energy, self.energy):
+            if seq.has_sampled:
+                energy.add_decode(joules)
+            else:
+                energy.add_prefill(joules)
 
     def _admit(self, seq: Sequence) -> None:
         self._num_admitted += 1
@@ -264,4 +284,14 @@ def _row(row: PlannedRow) -> Row:
     end = seq.num_computed + row.num_tokens
     token_ids = seq.ids[-1:] if row.num_tokens == 1 and row.samples else seq.ids[seq.num_computed : end]
     sample = SampleSpec(seq.key, seq.ids, seq.num_prompt_tokens) if row.samples else None
-    return Row(token_ids, seq.num_computed, seq.block_table, sample)
+    return Row(token_ids, seq.num_computed, seq.block_table, sample, _score(seq, end))
+
+
+def _score(seq: Sequence, end: int) -> ScoreSpec | None:
+    """The prompt tokens that positions num_computed … end − 1 can tell the logprobs of, if any are wanted."""
+    top = seq.key.params.prompt_logprobs
+    if top is None or seq.has_sampled:
+        return None
+    first = max(seq.num_computed + 1, seq.num_scored)
+    next_ids = seq.ids[first : min(end + 1, seq.num_prompt_tokens)]
+    return ScoreSpec(next_ids, first - 1 - seq.num_computed, top) if next_ids else None

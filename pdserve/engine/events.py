@@ -24,6 +24,15 @@ class ChunkDone:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Logprobs of prompt tokens from index `first` on, each once; comes before the ChunkDone of its step."""
+
+    seq: Sequence
+    first: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """A token, already appended to seq.ids; `first`: the first one that this engine sampled or could sample for it.
 
@@ -72,4 +81,4 @@ class HandedBackSeq:
     seq: Sequence
 
 
-EngineEvent = ChunkDone | Sampled | RowDied | StepDied | Preempted | HandedBackSeq
+EngineEvent = ChunkDone | PromptScored | Sampled | RowDied | StepDied | Preempted | HandedBackSeq

@@ -4,19 +4,25 @@
     digest    = xxh3-64 over the bytes of records 0 … L − 1, in order
     token L   = a letter chosen by xxh3-64(digest ‖ L ‖ seed ‖ choice); greedy: seed 0, choice 2**64 − 1
 
+Ids that the key rules out (min_tokens, allowed and banned ids, bad words) or a mask does are passed over: the next
+letter is taken that isn't, else end-of-sequence, else the next id that isn't. Temperature, filters, penalties and
+biases have no effect, as there are no logits; logprobs are made up from digest and token.
+
 All integers little-endian. Every bit of every record is in the digest, so KV that is missing, old, swapped or of
 somebody else shows in the text.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
 
-from pdserve.sampling import SampleKey, SamplingParams, finish_reason, forbidden_until_min
+from pdserve.messages import TokenLogprobs
+from pdserve.sampling import SampleKey, SamplingParams, finish_reason, forbidden_now
 
 RECORD_WORDS = 4  # kv_heads 2 × layers 1 × (k, v)
 EOS_ID = 256
@@ -40,18 +46,52 @@ class FakeRule:
     """
 
     eos_one_in: int = 0
+    vocab_size: int = VOCAB_SIZE
 
-    def next_token(self, digest: int, position: int, num_prompt_tokens: int, key: SampleKey) -> int:
-        """The token for `position`, from the digest of all records before it."""
+    def next_token(
+        self, digest: int, ids: Sequence[int], num_prompt_tokens: int, key: SampleKey, may: Allowed
+    ) -> int | None:
+        """The token behind `ids`, from the digest of their records; None if every token is ruled out.
+
+        ids  only to find what the key rules out here
+        may  whether an id is allowed by the key and, where there is one, a mask
+        """
         greedy = key.params.temperature == 0
         seed, choice = (0, _MASK64) if greedy else (key.seed & _MASK64, key.choice)
-        draw = xxhash.xxh3_64_intdigest(_CHOICE.pack(digest, position, seed, choice))
-        forbidden = forbidden_until_min(key, position - num_prompt_tokens)
-        if self.eos_one_in and draw % self.eos_one_in == 0 and EOS_ID not in forbidden:
+        draw = xxhash.xxh3_64_intdigest(_CHOICE.pack(digest, len(ids), seed, choice))
+        forbidden = forbidden_now(key, ids, num_prompt_tokens)
+        if self.eos_one_in and draw % self.eos_one_in == 0 and EOS_ID not in forbidden and may(EOS_ID):
             return EOS_ID
         first = (draw >> 32) % len(ALPHABET)
-        letters = ALPHABET[first:] + ALPHABET[:first] if forbidden else ALPHABET[first : first + 1]
-        return next((letter for letter in letters if letter not in forbidden), EOS_ID)
+        letter = ALPHABET[first]
+        if letter not in forbidden and may(letter):
+            return letter
+        first_id = (draw >> 32) % self.vocab_size
+        candidates = itertools.chain(
+            ALPHABET[first:], ALPHABET[:first], (EOS_ID,), range(first_id, self.vocab_size), range(first_id)
+        )
+        return next((each for each in candidates if each not in forbidden and may(each)), None)
+
+    def logprobs(self, digest: int, position: int, token_id: int, top: int) -> TokenLogprobs:
+        """Made up for the token at `position`, from the digest of all records before it; `top` ids beside it."""
+        draw = xxhash.xxh3_64_intdigest(_CHOICE.pack(digest, position, token_id, 0))
+        first = draw % self.vocab_size
+        best = tuple(((first + rank) % self.vocab_size, -(draw % 64 + 64 * rank) / 64) for rank in range(top))
+        return TokenLogprobs(-(draw % 1024) / 64, best)
+
+
+Allowed = Callable[[int], bool]
+"""Whether an id may be sampled at all."""
+
+
+def allowed_by(key: SampleKey) -> Allowed:
+    """By allowed_token_ids; all if there are none."""
+    allowed = key.params.allowed_token_ids
+    return frozenset(allowed).__contains__ if allowed else _all
+
+
+def _all(token_id: int) -> bool:
+    return True
 
 
 def link(word: int, token_id: int) -> int:
@@ -86,22 +126,57 @@ def answering(
     rule: FakeRule | None = None,
 ) -> Iterator[int]:
     """The tokens of `expected_choice` one by one; O(1) each."""
+    for token_id, _ in answering_with_logprobs(
+        prompt_ids, key, num_prompt_tokens=num_prompt_tokens, rule=rule
+    ):
+        yield token_id
+
+
+def answering_with_logprobs(
+    prompt_ids: Sequence[int],
+    key: SampleKey,
+    *,
+    num_prompt_tokens: int | None = None,
+    rule: FakeRule | None = None,
+) -> Iterator[tuple[int, TokenLogprobs | None]]:
+    """As `answering`, each with its logprobs if the key asks for them. Ends too when every token is ruled out."""
     rule = rule or FakeRule()
     num_prompt_tokens = len(prompt_ids) if num_prompt_tokens is None else num_prompt_tokens
+    may = allowed_by(key)
+    top = key.params.logprobs
     hasher = xxhash.xxh3_64()
     word = 0
+    ids = list(prompt_ids)
     for token_id in prompt_ids:
         word = link(word, token_id)
         hasher.update(record(word))
-    position = len(prompt_ids)
     while True:
-        token_id = rule.next_token(hasher.intdigest(), position, num_prompt_tokens, key)
-        yield token_id
-        position += 1
-        if finish_reason(key, token_id, position - num_prompt_tokens) is not None:
+        digest = hasher.intdigest()
+        sampled = rule.next_token(digest, ids, num_prompt_tokens, key, may)
+        if sampled is None:
             return
+        yield sampled, None if top is None else rule.logprobs(digest, len(ids), sampled, top)
+        ids.append(sampled)
+        if finish_reason(key, sampled, len(ids) - num_prompt_tokens) is not None:
+            return
+        word = link(word, sampled)
+        hasher.update(record(word))
+
+
+def expected_prompt_logprobs(
+    prompt_ids: Sequence[int], top: int, rule: FakeRule | None = None
+) -> tuple[TokenLogprobs, ...]:
+    """What the fake model says of a prompt's tokens, from index 1 on."""
+    rule = rule or FakeRule()
+    hasher = xxhash.xxh3_64()
+    word = 0
+    scores: list[TokenLogprobs] = []
+    for position, token_id in enumerate(prompt_ids):
+        if position:
+            scores.append(rule.logprobs(hasher.intdigest(), position, token_id, top))
         word = link(word, token_id)
         hasher.update(record(word))
+    return tuple(scores)
 
 
 def expected_tokens(

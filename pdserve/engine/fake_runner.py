@@ -1,22 +1,24 @@
 """A model without weights: its KV are real bytes in a real pool, and its text proves that they are the right ones.
 
 For every position a record is written through the block table (`fake_rule`); to sample, all records of the sequence
-are read back through its block table, and the token follows from them alone. The ids of the sequence are never
-looked at. No torch.
+are read back through its block table, and the token follows from them alone. The ids of the sequence are looked at
+only to find which tokens are ruled out (bad words). No torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
 
 from pdserve.engine import fake_rule
 from pdserve.engine.layout import KvLayout
-from pdserve.engine.port import ModelCard, Row, RowOutput
+from pdserve.engine.port import ModelCard, Row, RowOutput, ScoreSpec, TokenMask
+from pdserve.engine.token_mask import allows
 from pdserve.errors import RowFailed
+from pdserve.messages import TokenLogprobs
 
 _MASKS = np.array(fake_rule.WORD_MASKS, dtype="<u8")
 _GARBAGE = np.uint64(0xDEADBEEFDEADBEEF)
@@ -58,7 +60,7 @@ class FakeRunner:
             raise ValueError(
                 f"the fake model's vocabulary needs more than {fake_rule.EOS_ID} ids, got {vocab_size}"
             )
-        self._rule = rule or fake_rule.FakeRule()
+        self._rule = replace(rule or fake_rule.FakeRule(), vocab_size=vocab_size)
         self._faults = faults or FakeFaults()
         self._layout = KvLayout(
             num_blocks=num_blocks,
@@ -107,10 +109,7 @@ class FakeRunner:
                 self._write(row)
         outputs: list[RowOutput] = []
         for row, error in zip(rows, errors, strict=True):
-            if error is not None or row.sample is None:
-                outputs.append(RowOutput(error=error))
-            else:
-                outputs.append(RowOutput(token_id=self._sample(row)))
+            outputs.append(RowOutput(error=error) if error is not None else self._output(row))
         return outputs
 
     def _error(self, row: Row) -> RowFailed | None:
@@ -165,10 +164,38 @@ class FakeRunner:
         blocks, slots = self._places(row)
         self._records[blocks, :, slots] = np.array(words, dtype="<u8")[:, None] ^ _MASKS
 
-    def _sample(self, row: Row) -> int:
-        assert row.sample is not None, "asked by run()"
-        position = row.start + len(row.token_ids)
-        table = row.block_table[: self._layout.blocks_for(position)]
-        records = self._records[table].transpose(0, 2, 1).reshape(-1, fake_rule.RECORD_WORDS)[:position]
-        digest = xxhash.xxh3_64_intdigest(np.ascontiguousarray(records).data)
-        return self._rule.next_token(digest, position, row.sample.num_prompt_tokens, row.sample.key)
+    def _output(self, row: Row) -> RowOutput:
+        scores = () if row.score is None else self._score(row, row.score)
+        if row.sample is None:
+            return RowOutput(scores=scores)
+        spec, position = row.sample, row.start + len(row.token_ids)
+        digest = xxhash.xxh3_64_intdigest(self._read(row, position).data)
+        may = fake_rule.allowed_by(spec.key)
+        if spec.mask is not None:
+            may = _both(may, spec.mask)
+        token_id = self._rule.next_token(digest, spec.ids, spec.num_prompt_tokens, spec.key, may)
+        if token_id is None:
+            return RowOutput(error=RowFailed("every token is ruled out", position=position))
+        top = spec.key.params.logprobs
+        logprobs = None if top is None else self._rule.logprobs(digest, position, token_id, top)
+        return RowOutput(token_id, logprobs, scores=scores)
+
+    def _score(self, row: Row, score: ScoreSpec) -> tuple[TokenLogprobs, ...]:
+        first = row.start + score.first
+        records = self._read(row, first + len(score.next_ids))
+        hasher = xxhash.xxh3_64(records[:first].data)
+        scores: list[TokenLogprobs] = []
+        for position, token_id in enumerate(score.next_ids, start=first):
+            hasher.update(records[position].data)
+            scores.append(self._rule.logprobs(hasher.intdigest(), position + 1, token_id, score.top))
+        return tuple(scores)
+
+    def _read(self, row: Row, num_positions: int) -> np.ndarray:
+        """Records of the sequence's first positions, out of its blocks. [num_positions, RECORD_WORDS]"""
+        table = row.block_table[: self._layout.blocks_for(num_positions)]
+        records = self._records[table].transpose(0, 2, 1).reshape(-1, fake_rule.RECORD_WORDS)[:num_positions]
+        return np.ascontiguousarray(records)
+
+
+def _both(may: fake_rule.Allowed, mask: TokenMask) -> fake_rule.Allowed:
+    return lambda token_id: may(token_id) and allows(mask, token_id)

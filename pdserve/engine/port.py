@@ -9,22 +9,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from pdserve.engine.layout import KvLayout
 from pdserve.errors import RowFailed
 from pdserve.messages import TokenLogprobs
 from pdserve.sampling import SampleKey
+
+TokenMask = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
     """Sample the token behind `ids`; a pure function of these values and the logits.
 
-    ids  prompt and tokens so far; the sampled token gets position len(ids)
+    ids   prompt and tokens so far; the sampled token gets position len(ids)
+    mask  which tokens a grammar allows here, as bits: token t is bit t % 32 of word t // 32; None = all.
+          [ceil(vocabulary / 32)] int32
     """
 
     key: SampleKey
     ids: Sequence[int]
     num_prompt_tokens: int
+    mask: TokenMask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """Say how likely given tokens are, e.g. those of a prompt.
+
+    next_ids  [n ≤ tokens of the row]: next_ids[i] stands behind position start + first + i
+    first     leading positions of the row that are left out
+    top       most likely tokens to name beside each
+    """
+
+    next_ids: Sequence[int]
+    first: int
+    top: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +55,30 @@ class Row:
 
     block_table  block ids in logical order, covering start + len(token_ids) positions
     sample       None when the chunk isn't the last one
+    score        None when nobody asks how likely its tokens are
     """
 
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
     sample: SampleSpec | None
+    score: ScoreSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutput:
-    """What one row gave: a token if one was asked for, or the error that ends this sequence only."""
+    """What one row gave: a token if one was asked for, or the error that ends this sequence only.
+
+    logprobs  of the token, if its SampleSpec asks
+    scores    one for each of score.next_ids
+    energy_j  the row's share of the step; None: the machine can't tell, or nobody measures
+    """
 
     token_id: int | None = None
     logprobs: TokenLogprobs | None = None
     error: RowFailed | None = None
+    scores: tuple[TokenLogprobs, ...] = ()
+    energy_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +116,8 @@ class Runner(Protocol):
         ...
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
-        """One forward pass: writes the rows' KV into their blocks, samples where asked; one output a row, in order.
+        """One forward pass: writes the rows' KV into their blocks, samples and scores where asked; one output a row,
+        in order.
 
         When it returns, the KV is complete. Raises when the step as a whole failed; the pool then may hold garbage
         in the rows' blocks, nowhere else.

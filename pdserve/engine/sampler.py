@@ -1,7 +1,8 @@
-"""From logits to a token: a chain of processors, then one draw that only (seed, choice, position) decides.
+"""From logits to a token: what the request changes, the filters, then one draw that only (seed, choice, position)
+decides.
 
-Each row is a pure function of its logits and its `SampleSpec`, whatever else is in the batch. A processor takes float64
-logits of one row and gives them back with some changed, −inf where a token is ruled out.
+Each row is a pure function of its logits and its `SampleSpec`, whatever else is in the batch. Rows that ask for
+nothing but temperature go together; greedy ones cost an argmax.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from torch import Tensor
 
 from pdserve.engine import philox
 from pdserve.engine.port import RowOutput, SampleSpec
+from pdserve.engine.token_changes import NEVER, changed, changes_nothing
+from pdserve.engine.token_filters import filtered
+from pdserve.engine.token_scores import token_logprobs
 from pdserve.errors import RowFailed
-from pdserve.sampling import forbidden_until_min
+from pdserve.messages import TokenLogprobs
+from pdserve.sampling import SamplingParams, forbidden_now
 
-_NEVER = float("-inf")
+_ROWS_AT_ONCE = 8  # of float64 probabilities over the vocabulary: they should stay in the cache
 
 
 def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[RowOutput]:
@@ -30,79 +35,74 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[RowOutput]:
     # One pass finds NaN and ±inf in any row: a sum of finite float32 in float64 is finite.
     sound = torch.isfinite(logits.sum(dim=-1, dtype=torch.float64)).tolist()
     best = logits.argmax(dim=-1).tolist()  # the lowest id of equals
-    outputs: list[RowOutput] = []
+    tokens: dict[int, int | RowFailed] = {}
+    plain: list[int] = []
     for row, spec in enumerate(specs):
         if not sound[row]:
-            outputs.append(RowOutput(error=RowFailed("logits are not finite", position=len(spec.ids))))
-        elif spec.key.params.temperature == 0 and not _forbidden(spec):
-            outputs.append(RowOutput(token_id=best[row]))
+            tokens[row] = RowFailed("logits are not finite", position=len(spec.ids))
+        elif not changes_nothing(spec, forbidden_now(spec.key, spec.ids, spec.num_prompt_tokens)):
+            tokens[row] = _sample_changed(logits[row], spec)
+        elif spec.key.params.temperature == 0:
+            tokens[row] = best[row]
+        elif _filters(spec.key.params):
+            tokens[row] = _sample_filtered(logits[row].to(torch.float64), spec)
         else:
-            outputs.append(_sample_row(logits[row], spec))
-    return outputs
+            plain.append(row)
+    for first in range(0, len(plain), _ROWS_AT_ONCE):
+        rows = plain[first : first + _ROWS_AT_ONCE]
+        drawn = _draw_plain(logits.index_select(0, torch.tensor(rows)), [specs[row] for row in rows])
+        tokens.update(zip(rows, drawn, strict=True))
+    return [_output(logits, row, spec, tokens[row]) for row, spec in enumerate(specs)]
 
 
-def _sample_row(logits: Tensor, spec: SampleSpec) -> RowOutput:
-    shaped = logits.to(torch.float64)
-    forbidden = [token for token in _forbidden(spec) if 0 <= token < shaped.shape[0]]
-    if forbidden:
-        shaped[forbidden] = _NEVER
-    params = spec.key.params
-    if params.temperature == 0:
-        token_id = int(shaped.argmax())
-        if shaped[token_id] == _NEVER:
-            return RowOutput(error=RowFailed("every token is ruled out", position=len(spec.ids)))
-        return RowOutput(token_id=token_id)
-    probabilities = distribution(shaped, params.temperature, params.top_k, params.top_p)
-    if probabilities is None:
-        return RowOutput(error=RowFailed("every token is ruled out", position=len(spec.ids)))
-    position = len(spec.ids)
-    return RowOutput(token_id=draw(probabilities, philox.uniform(spec.key.seed, position, spec.key.choice)))
+def _filters(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.typical_p < 1
 
 
-def _forbidden(spec: SampleSpec) -> Sequence[int]:
-    return forbidden_until_min(spec.key, len(spec.ids) - spec.num_prompt_tokens)
+def _draw_plain(logits: Tensor, specs: Sequence[SampleSpec]) -> list[int]:
+    """Rows without filters. Bit for bit what `filtered` and its draw would give for each of them alone."""
+    wide = logits.to(torch.float64)
+    temperatures = torch.tensor([spec.key.params.temperature for spec in specs], dtype=torch.float64)
+    wide = (wide - wide.amax(dim=-1, keepdim=True)) / temperatures.unsqueeze(1)
+    probabilities = torch.softmax(wide, dim=-1)
+    us = torch.tensor([_uniform(spec) for spec in specs], dtype=torch.float64)
+    places = torch.searchsorted(probabilities.cumsum(dim=-1), us.unsqueeze(1), right=True).squeeze(1)
+    return [
+        place if place < logits.shape[1] else int(torch.nonzero(probabilities[row])[-1])
+        for row, place in enumerate(places.tolist())
+    ]
 
 
-def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor | None:
-    """Probabilities after temperature, then top-k, then top-p; None if no token is left.
-
-    logits   [vocabulary] float64, −inf where ruled out
-    returns  [vocabulary] float64
-    """
-    highest = logits.max()
-    if highest == _NEVER:
-        return None
-    # Shifted first, so that a tiny temperature can't overflow: the best token has weight exp(0).
-    shaped = (logits - highest) / temperature
-    if 0 < top_k < shaped.shape[0]:
-        shaped = keep_top_k(shaped, top_k)
-    if top_p < 1.0:
-        shaped = keep_top_p(shaped, top_p)
-    return torch.softmax(shaped, dim=-1)
+def _sample_changed(logits: Tensor, spec: SampleSpec) -> int | RowFailed:
+    try:
+        shaped = changed(logits, spec)
+    except (IndexError, RuntimeError) as error:  # an id of the sequence that the vocabulary hasn't
+        return RowFailed("the sampler failed", position=len(spec.ids), cause=str(error)[:200])
+    if spec.key.params.temperature > 0:
+        return _sample_filtered(shaped, spec)
+    token_id = int(shaped.argmax())
+    return _nothing_left(spec) if shaped[token_id] == NEVER else token_id
 
 
-def keep_top_k(logits: Tensor, top_k: int) -> Tensor:
-    """Rule out all but the k best; ids that equal the k-th stay."""
-    smallest = torch.topk(logits, top_k).values[-1]
-    return logits.masked_fill(logits < smallest, _NEVER)
+def _sample_filtered(logits: Tensor, spec: SampleSpec) -> int | RowFailed:
+    candidates = filtered(logits, spec.key.params)
+    return _nothing_left(spec) if candidates is None else candidates.draw(_uniform(spec))
 
 
-def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest best tokens whose probabilities reach top_p; of equals the lower id goes first; one stays."""
-    ordered, ids = torch.sort(logits, descending=True, stable=True)
-    before = torch.softmax(ordered, dim=-1).cumsum(dim=-1)
-    keep = torch.ones_like(before, dtype=torch.bool)
-    keep[1:] = before[:-1] < top_p
-    return torch.full_like(logits, _NEVER).index_copy_(0, ids[keep], ordered[keep])
+def _nothing_left(spec: SampleSpec) -> RowFailed:
+    return RowFailed("every token is ruled out", position=len(spec.ids))
 
 
-def draw(probabilities: Tensor, u: float) -> int:
-    """The first id, in ascending order, whose cumulative probability exceeds u; else the last with p > 0.
+def _uniform(spec: SampleSpec) -> float:
+    return philox.uniform(spec.key.seed, len(spec.ids), spec.key.choice)
 
-    probabilities  [vocabulary] float64
-    """
-    cumulative = probabilities.cumsum(dim=-1)
-    token_id = int(torch.searchsorted(cumulative, u, right=True))
-    if token_id < probabilities.shape[0]:
-        return token_id
-    return int(torch.nonzero(probabilities)[-1])
+
+def _output(logits: Tensor, row: int, spec: SampleSpec, token: int | RowFailed) -> RowOutput:
+    if isinstance(token, RowFailed):
+        return RowOutput(error=token)
+    top = spec.key.params.logprobs
+    if top is None:
+        return RowOutput(token)
+    logprobs: TokenLogprobs
+    (logprobs,) = token_logprobs(logits[row : row + 1], [token], top)
+    return RowOutput(token, logprobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pdserve.engine.phase_energy import PhaseEnergy
 from pdserve.sampling import SampleKey
 
 
@@ -35,6 +36,8 @@ class Sequence:
     block_table        blocks that it holds a reference on, in logical order
     num_computed       leading positions whose KV is complete
     num_cached_tokens  of those, the ones that were prefix hits when it was first admitted
+    num_scored         leading prompt tokens whose logprobs are made, or not wanted: the first one has none
+    energy             what computing it took, as far as the machine can tell
     admitted_s         clock time of its first admission, kept over preemption: its age. Filled in by the engine
                        unless the owner knows better (the time of the grant)
     """
@@ -50,6 +53,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached_tokens: int = 0
+    num_scored: int = 1
+    energy: PhaseEnergy = field(default_factory=PhaseEnergy)
     admitted_s: float | None = None
     state: SequenceState = SequenceState.NEW
     # --- the engine's own notes

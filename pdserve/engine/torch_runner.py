@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +21,20 @@ from pdserve.engine.numerics import Precision, choose_precision, describe, safe_
 from pdserve.engine.port import ModelCard, Row, RowOutput
 from pdserve.engine.sampler import sample
 from pdserve.engine.tiled_attention import TiledAttention
+from pdserve.engine.token_scores import token_logprobs
+from pdserve.engine.token_scores import token_logprobs
+from pdserve.engine.token_scores import token_logprobs
 from pdserve.engine.weights import Weights
 from pdserve.errors import RowFailed
+from pdserve.messages import TokenLogprobs
+
+_SCORED_AT_ONCE = 32  # positions: 32 MiB of float32 logits with a vocabulary of 262,144
+from pdserve.messages import TokenLogprobs
+
+_SCORED_AT_ONCE = 32  # positions: 32 MiB of float32 logits with a vocabulary of 262,144
+from pdserve.messages import TokenLogprobs
+
+_SCORED_AT_ONCE = 32  # positions: 32 MiB of float32 logits with a vocabulary of 262,144
 
 
 class TorchRunner:
@@ -104,18 +117,66 @@ class TorchRunner:
         sound = [index for index, output in enumerate(outputs) if output.error is None]
         if not sound:
             return outputs
-        logits = self.logits([rows[index] for index in sound])
+        sound_rows = [rows[index] for index in sound]
+        scores: dict[int, tuple[TokenLogprobs, ...]] = {}
+        if any(row.score is not None for row in sound_rows):
+            logits, scores = self._logits_and_scores(sound_rows)
+        else:
+            logits = self.logits(sound_rows)
         asked = [(index, spec) for index in sound if (spec := rows[index].sample) is not None]
         with torch.inference_mode():
             sampled = sample(logits, [spec for _, spec in asked])
         for (index, _), output in zip(asked, sampled, strict=True):
             outputs[index] = output
+        for place, index in enumerate(sound):
+            if place in scores and outputs[index].error is None:
+                outputs[index] = _with_scores(outputs[index], scores[place])
         return outputs
 
     def logits(self, rows: Sequence[Row]) -> Tensor:
         """One forward pass over sound rows; what `run` samples from.
 
         returns  [rows that sample, vocabulary] float32, in the order of `rows`
+        """
+        num_sampled = sum(1 for row in rows if row.sample)
+        with torch.inference_mode():
+            return self._model.logits(self._forward(rows, []))[:num_sampled]
+
+    def _logits_and_scores(
+        self, rows: Sequence[Row]
+    ) -> tuple[Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
+        """As `logits`, and the scores of rows that ask, by their place in `rows`.
+
+        Positions to score go through the head a few at a time: the logits of a whole chunk would be larger than its KV.
+        """
+        slices: list[tuple[int, list[int], list[int], int]] = []  # place, positions in the row, next ids, top
+        for place, row in enumerate(rows):
+            if row.score is None:
+                continue
+            score = row.score
+            for at in range(0, len(score.next_ids), _SCORED_AT_ONCE):
+                ids = list(score.next_ids[at : at + _SCORED_AT_ONCE])
+                first = score.first + at
+                slices.append((place, list(range(first, first + len(ids))), ids, score.top))
+        num_sampled = sum(1 for row in rows if row.sample)
+        found: dict[int, tuple[TokenLogprobs, ...]] = {place: () for place, *_ in slices}
+        with torch.inference_mode():
+            hidden = self._forward(rows, [(place, positions) for place, positions, *_ in slices])
+            begin = num_sampled + -num_sampled % self._row_padding
+            logits = self._model.logits(hidden[:begin])[:num_sampled]
+            for place, positions, ids, top in slices:
+                end = begin + len(positions) + -len(positions) % self._row_padding
+                scored = self._model.logits(hidden[begin:end])[: len(positions)]
+                found[place] += tuple(token_logprobs(scored, ids, top))
+                begin = end
+        return logits, found
+
+    def _forward(self, rows: Sequence[Row], scored: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
+        """Compute all rows.
+
+        scored   (place in `rows`, positions in that row): whose hidden states are wanted besides the last ones
+        returns  [tokens, hidden]: of the last tokens of rows that sample, then of each of `scored`; each of these runs
+                 is padded
         """
         torch.set_num_threads(self._num_threads)  # OpenMP keeps it per thread; another one may have built us
         # Single tokens first, by length: attention groups neighbours. The sort is stable: equal steps, equal batches.
@@ -130,14 +191,17 @@ class TorchRunner:
         self._begin_blocks(in_order)
         positions = [position for span in in_order for position in range(span.start, span.end)]
         last = [spans[index].first + spans[index].length - 1 for index, row in enumerate(rows) if row.sample]
+        wanted = self._padded(last)
+        for index, places in scored:
+            wanted += self._padded([spans[index].first + place for place in places])
         with torch.inference_mode():
             step = StepInputs(
                 torch.tensor(self._padded(token_ids)),
                 torch.tensor(self._padded(positions)),
-                torch.tensor(self._padded(last), dtype=torch.int64),
+                torch.tensor(wanted, dtype=torch.int64),
                 self._attention(in_order, len(token_ids)),
             )
-            return self._model.logits(self._model.forward(step))[: len(last)]
+            return self._model.forward(step)
 
     def _attention(self, spans: list[Span], num_tokens: int) -> StepAttention:
         num_rows = num_tokens + -num_tokens % self._row_padding
@@ -172,6 +236,12 @@ class TorchRunner:
         if min(table) < 0 or max(table) >= self._layout.num_blocks:
             return RowFailed("a block id outside the pool", num_blocks=self._layout.num_blocks)
         return None
+
+
+def _with_scores(output: RowOutput, scores: tuple[TokenLogprobs, ...]) -> RowOutput:
+    if not all(math.isfinite(each.logprob) for each in scores):
+        return RowOutput(error=RowFailed("logits are not finite"))
+    return replace(output, scores=scores)
 
 
 def _order(row: Row) -> tuple[bool, int]:

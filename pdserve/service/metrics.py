@@ -73,8 +73,17 @@ class WorkerMetrics:
         self.stale = Total(r, "pdserve_kv_stale", "Frames of a dead lease or generation, by peer.", ("peer",))
         self.corrupt = Total(r, "pdserve_kv_corrupt", "Pieces with a wrong check sum, by sender.", ("peer",))
         self.malformed = Total(r, "pdserve_kv_malformed", "Links ended by an impossible frame.", ("peer",))
+        self._energy: Total | None = None
         for state in _STATES:
             self.blocks.labels(state).set(0)
+
+    def set_energy(self, joules: float, phase: str) -> None:
+        """The total of a phase. Until it is first called there is no such metric: unknown is not zero."""
+        if self._energy is None:
+            self._energy = Total(
+                self.registry, "pdserve_energy_joules", "Energy of engine steps.", ("phase",)
+            )
+        self._energy.set(joules, phase)
 
     def on_load(self, load: Load) -> None:
         """Take over what the worker tells its routers."""

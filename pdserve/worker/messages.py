@@ -109,6 +109,7 @@ class CoreCounts:
 
     num_prefilled_tokens  prompt tokens computed here, hits not among them
     failures              errors told to routers, by class name
+    prefill_energy_j, decode_energy_j  None: the machine can't tell, or nothing was computed yet
     """
 
     num_prefilled_tokens: int = 0
@@ -119,6 +120,8 @@ class CoreCounts:
     num_revocations: int = 0
     num_ignored: int = 0
     failures: tuple[tuple[str, int], ...] = ()
+    prefill_energy_j: float | None = None
+    decode_energy_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,24 @@
-"""The sampler: exact draws, filters against a plain NumPy oracle, and rows that fail alone."""
+"""The sampler: exact draws, each filter and change by hand, logprobs, and rows that fail alone.
+
+All of them together, against the documented definition: tests/property/sampling.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pdserve.engine.philox import uniform
 from pdserve.engine.port import RowOutput, SampleSpec
-from pdserve.engine.sampler import distribution, draw, keep_top_k, keep_top_p, sample
+from pdserve.engine.sampler import sample
+from pdserve.engine.token_filters import draw, min_p_places, top_k_places, top_p_places, typical_p_places
+from pdserve.engine.token_mask import allows, to_flags, to_mask
+from pdserve.engine.token_scores import best_ids
 from pdserve.errors import RowFailed
 from pdserve.sampling import SampleKey, SamplingParams
-
-Floats = npt.NDArray[np.float64]
 
 
 def spec(
@@ -119,46 +122,111 @@ def test_no_rows() -> None:
     assert sample(torch.zeros(0, 8), []) == []
 
 
-def oracle(logits: Floats, temperature: float, top_k: int, top_p: float) -> Floats:
-    """The filtered distribution, written another way: by ranking ids."""
-    weights = np.exp((logits - logits.max()) / temperature)
-    if 0 < top_k < len(logits):
-        weights = np.where(logits >= np.sort(logits)[-top_k], weights, 0)
-    ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
-    total = weights.sum()
-    reached = 0.0
-    kept = np.zeros(len(logits), dtype=bool)
-    for token in ranked:
-        if reached >= top_p:
-            break
-        kept[token] = True
-        reached += weights[token] / total
-    weights = np.where(kept, weights, 0)
-    return np.asarray(weights / weights.sum())
+def kept(places: torch.Tensor) -> list[int]:
+    return list(places.tolist())
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.integers(-40, 40), min_size=1, max_size=40),
-    st.sampled_from([0.1, 0.7, 1.0, 1.9]),
-    st.integers(0, 45),
-    st.sampled_from([0.05, 0.33, 0.5, 0.9, 0.999, 1.0]),
-)
-def test_filters_equal_the_oracle(values: list[int], temperature: float, top_k: int, top_p: float) -> None:
-    logits = torch.tensor(values, dtype=torch.float64) / 8
-    got = distribution(logits, temperature, top_k, top_p)
-    assert got is not None
-    np.testing.assert_allclose(got.numpy(), oracle(logits.numpy(), temperature, top_k, top_p), atol=1e-12)
+def wide(*logits: float) -> torch.Tensor:
+    return torch.tensor(logits, dtype=torch.float64)
 
 
 def test_top_k_keeps_equals_of_the_last() -> None:
-    kept = keep_top_k(torch.tensor([1.0, 3.0, 2.0, 2.0], dtype=torch.float64), 2)
-    assert torch.isfinite(kept).tolist() == [False, True, True, True]
+    assert kept(top_k_places(wide(1, 3, 2, 2), 2)) == [1, 2, 3]
 
 
-def test_top_p_keeps_at_least_the_best() -> None:
-    kept = keep_top_p(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64), 1e-9)
-    assert torch.isfinite(kept).tolist() == [False, True, False]
+def test_top_p_keeps_at_least_the_best_and_of_equals_the_lower_ids() -> None:
+    assert kept(top_p_places(wide(1, 3, 2), 1e-9)) == [1]
+    assert kept(top_p_places(wide(0, 0, 0, 0, 0), 0.5)) == [0, 1, 2]
+
+
+def test_top_p_needs_no_full_sort_to_be_exact() -> None:
+    """A long flat tail is cut off before the sort; what is kept is the same."""
+    logits = torch.randn(5000, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 3
+    ordered = torch.sort(logits, descending=True, stable=True)
+    reached = torch.softmax(ordered.values, dim=-1).cumsum(dim=-1)
+    for top_p in (0.1, 0.5, 0.9, 0.99, 0.99999):
+        count = int((reached < top_p).sum()) + 1
+        assert kept(top_p_places(logits, top_p)) == sorted(ordered.indices[:count].tolist())
+
+
+def test_min_p_is_relative_to_the_best() -> None:
+    likely = torch.tensor([0.5, 0.3, 0.1, 0.1], dtype=torch.float64).log()
+    assert kept(min_p_places(likely, 0.5)) == [0, 1]
+    assert kept(min_p_places(likely, 1.0)) == [0]
+    assert kept(min_p_places(wide(2, 1, 2), 1.0)) == [0, 2]
+
+
+def test_typical_p_may_leave_the_best_out() -> None:
+    """Information of 0.05 … 4.6 nats, expected 0.47: the second is nearest to it. Source: see the function."""
+    likely = torch.tensor([0.9, 0.05, 0.03, 0.02], dtype=torch.float64).log()
+    assert kept(typical_p_places(likely, 0.01)) == [0]
+    flat = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.1], dtype=torch.float64).log()
+    assert kept(typical_p_places(flat, 0.25)) == [1]
+    assert kept(typical_p_places(flat, 1 - 1e-12)) == [0, 1, 2, 3, 4]
+
+
+def test_a_mask_rules_out_what_a_grammar_does() -> None:
+    logits = torch.arange(70, dtype=torch.float32)
+    for temperature in (0.0, 1.0):
+        asked = spec(SamplingParams(temperature=temperature))
+        for allowed in ([0], [31], [32], [69]):
+            masked = replace(asked, mask=to_mask(allowed, 70))
+            assert tokens(sample(logits.unsqueeze(0), [masked])) == allowed
+
+
+def test_masks_say_what_they_were_made_of() -> None:
+    mask = to_mask([0, 31, 32, 69], 70)
+    assert mask.dtype == np.dtype(np.int32)
+    assert mask.tolist() == [-(2**31) + 1, 1, 32]
+    assert np.flatnonzero(to_flags(mask, 70)).tolist() == [0, 31, 32, 69]
+    assert [token for token in range(100) if allows(mask, token)] == [0, 31, 32, 69]
+
+
+def test_a_bad_word_may_begin_in_the_prompt() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 9.0]])
+    asked = spec(SamplingParams(temperature=0))
+    key = replace(asked.key, bad_word_ids=((7, 8, 3),))
+    assert tokens(sample(logits, [SampleSpec(key, (7, 8), 2)])) == [2]
+    assert tokens(sample(logits, [SampleSpec(key, (8, 7), 2)])) == [3]
+    assert tokens(sample(logits, [SampleSpec(key, (8,), 1)])) == [3]
+
+
+def test_an_id_that_the_vocabulary_lacks_ends_its_row_only() -> None:
+    logits = torch.zeros(2, 8)
+    logits[:, 5] = 1
+    odd = spec(SamplingParams(temperature=0, repetition_penalty=2.0), num_ids=20)
+    even = spec(SamplingParams(temperature=0))
+    outputs = sample(logits, [odd, even])
+    assert isinstance(outputs[0].error, RowFailed)
+    assert outputs[1].token_id == 5
+    biased = SamplingParams(
+        temperature=0, logit_bias=((900, 5.0),), allowed_token_ids=(4, 5, 99), banned_token_ids=(77,)
+    )
+    assert tokens(sample(logits, [spec(biased)] * 2)) == [5, 5]
+
+
+def test_logprobs_are_the_models_own() -> None:
+    """Whatever the request changes: also of a token that couldn't be drawn without it."""
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
+    want = torch.log_softmax(logits[0].double(), dim=-1)
+    asked = SamplingParams(temperature=0, logprobs=3, allowed_token_ids=(0,), logit_bias=((0, -50.0),))
+    (output,) = sample(logits, [spec(asked)])
+    assert output.token_id == 0
+    assert output.logprobs is not None
+    assert output.logprobs.logprob == pytest.approx(float(want[0]), rel=1e-6)
+    assert [token for token, _ in output.logprobs.top] == [1, 2, 3]
+    assert [value for _, value in output.logprobs.top] == pytest.approx(want[[1, 2, 3]].tolist(), rel=1e-6)
+    (output,) = sample(logits, [spec(SamplingParams(temperature=0, logprobs=0))])
+    assert output.logprobs is not None
+    assert output.logprobs.logprob == pytest.approx(float(want[1]), rel=1e-6)
+    assert not output.logprobs.top
+
+
+def test_best_ids_are_the_first_of_equals() -> None:
+    values = torch.tensor([1.0, 5.0, 5.0, 2.0, 5.0, 2.0])
+    assert best_ids(values, 2).tolist() == [1, 2]
+    assert best_ids(values, 4).tolist() == [1, 2, 4, 3]
+    assert best_ids(values, 9).tolist() == [1, 2, 4, 3, 5, 0]
 
 
 def test_samples_follow_the_distribution() -> None:
