@@ -22,16 +22,8 @@ from pdserve.engine.port import ModelCard, Row, RowOutput
 from pdserve.engine.sampler import sample
 from pdserve.engine.tiled_attention import TiledAttention
 from pdserve.engine.token_scores import token_logprobs
-from pdserve.engine.token_scores import token_logprobs
-from pdserve.engine.token_scores import token_logprobs
 from pdserve.engine.weights import Weights
 from pdserve.errors import RowFailed
-from pdserve.messages import TokenLogprobs
-
-_SCORED_AT_ONCE = 32  # positions: 32 MiB of float32 logits with a vocabulary of 262,144
-from pdserve.messages import TokenLogprobs
-
-_SCORED_AT_ONCE = 32  # positions: 32 MiB of float32 logits with a vocabulary of 262,144
 from pdserve.messages import TokenLogprobs
 
 _SCORED_AT_ONCE = 32  # positions: 32 MiB of float32 logits with a vocabulary of 262,144
@@ -142,9 +134,7 @@ class TorchRunner:
         with torch.inference_mode():
             return self._model.logits(self._forward(rows, []))[:num_sampled]
 
-    def _logits_and_scores(
-        self, rows: Sequence[Row]
-    ) -> tuple[Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
+    def _logits_and_scores(self, rows: Sequence[Row]) -> tuple[Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
         """As `logits`, and the scores of rows that ask, by their place in `rows`.
 
         Positions to score go through the head a few at a time: the logits of a whole chunk would be larger than its KV.
