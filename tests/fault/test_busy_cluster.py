@@ -1,0 +1,141 @@
+"""A cluster under load whose workers come and go: 3 prefill workers, 5 decode workers, 2 routers, real gRPC and links.
+
+Pools are so small that decode workers must preempt. Meanwhile workers are killed, leave, join and change their roles.
+Every text must be what the rule of the fake engine says, and at the end nobody may hold a block for anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from random import Random
+
+import pytest
+
+from pdserve.client import AsyncClient
+from pdserve.messages import Role
+from tests.support.asking import Question, ask, at_rest, status_of
+from tests.support.singles import Single, Singles
+from tests.support.waiting import until
+
+# Ten processes on few cores: an answer may take longer than on a machine of one's own.
+PATIENCE = ("--timeouts.grant-s", "4")
+FAKE = ("--engine", "fake", "--engine.num-blocks", "96", "--engine.max-step-tokens", "128")
+NUM_AT_ONCE = 40
+MOST_PROMPT_TOKENS, MOST_NEW_TOKENS = 480, 240
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Singles]:
+    with Singles(tmp_path_factory.mktemp("busy"), *PATIENCE) as made:
+        for index in range(2):
+            made.router(f"r{index}")
+        for index in range(3):
+            made.worker("prefill", f"p{index}", *FAKE)
+        for index in range(5):
+            made.worker("decode", f"d{index}", *FAKE)
+        yield made.start()
+
+
+class Churn:
+    """What happens to the workers while requests run, one thing after another; after each all workers are there."""
+
+    def __init__(self, cluster: Singles, client: AsyncClient, random: Random) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._random = random
+        self._num_joined = 0
+        self._things = {
+            "kill": self._kill,
+            "leave": self._leave,
+            "join": self._join,
+            "role": self._change_role,
+        }
+        self._due: list[tuple[str, str]] = []
+        self.done: Counter[str] = Counter()
+
+    async def go_on(self) -> None:
+        """One more thing, to its end. Each comes once to workers of each role before any comes again."""
+        if not self._due:
+            self._due = [(what, role) for what in self._things for role in ("prefill", "decode")]
+            self._random.shuffle(self._due)
+        what, role = self._due.pop()
+        worker = self._random.choice([each for each in self._cluster.workers if each.role == role])
+        await self._things[what](worker)
+        self.done[f"{what} {role}"] += 1
+
+    async def _kill(self, worker: Single) -> None:
+        await asyncio.to_thread(worker.kill)
+        await worker.start().ready()
+
+    async def _leave(self, worker: Single) -> None:
+        assert await asyncio.to_thread(worker.terminate) == 0
+        await worker.start().ready()
+
+    async def _join(self, like: Single) -> None:
+        """A worker that nobody has seen before comes, and goes again."""
+        self._num_joined += 1
+        new = self._cluster.worker(like.role, f"new-{self._num_joined}", *FAKE)
+        await new.start().ready()
+        assert await asyncio.to_thread(new.terminate) == 0
+        del self._cluster.all[new.id]
+
+    async def _change_role(self, worker: Single) -> None:
+        """There and back."""
+        own, other = Role(worker.role), Role.DECODE if worker.role == "prefill" else Role.PREFILL
+        for role in (other, own):
+            await self._client.set_role(worker.id, role)
+            await until(f"{worker.id} has joined as {role}", lambda role=role: self._serves_as(worker, role))  # type: ignore[misc]
+
+    async def _serves_as(self, worker: Single, role: Role) -> bool:
+        status = await status_of(self._client)
+        return status is not None and any(
+            each.id == worker.id and each.role == role.value and each.state == "up" for each in status.workers
+        )
+
+
+@pytest.mark.parametrize(
+    ("num_things", "num_each"),
+    [(8, 38), pytest.param(40, 125, marks=[pytest.mark.slow, pytest.mark.timeout(2_400)])],
+    ids=["300 requests", "5000 requests"],
+)
+async def test_every_text_is_right_and_no_block_stays_behind(
+    cluster: Singles, num_things: int, num_each: int
+) -> None:
+    """So many things happen to the workers, each in the midst of so many requests."""
+    random = Random(num_things)
+    addresses = [router.address for router in cluster.routers]
+    workers = [worker.id for worker in cluster.workers]
+    clients = [AsyncClient(addresses), AsyncClient(addresses[::-1])]
+    churn = Churn(cluster, clients[0], random)
+    room = asyncio.Semaphore(NUM_AT_ONCE)
+    attempts: Counter[int] = Counter()
+
+    async def ask_one(client: AsyncClient, question: Question) -> None:
+        async with room:
+            attempts[(await ask(client, question)).num_attempts] += 1
+
+    for client in clients:
+        await at_rest(client, workers)
+    async with asyncio.TaskGroup() as group:
+        for done in range(0, num_things * num_each, num_each):
+            for index in range(num_each):
+                sizes = random.randint(1, MOST_PROMPT_TOKENS), random.randint(1, MOST_NEW_TOKENS)
+                group.create_task(ask_one(clients[index % 2], Question.draw(random, *sizes)))
+            await until("some answers", _at_least(attempts, done + num_each // 6), limit_s=300)
+            await churn.go_on()
+    for client in clients:
+        await at_rest(client, workers)
+        await client.close()
+    preemptions = sum([await worker.metric("pdserve_preemptions_total") for worker in cluster.workers])
+    print(f"attempts {dict(attempts)}, churn {dict(churn.done)}, preemptions {preemptions:.0f}")
+    assert attempts.total() == num_things * num_each
+    assert preemptions > 0, "the pools are too large for this test"
+
+
+def _at_least(count: Counter[int], wanted: int) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return count.total() >= wanted
+
+    return look
