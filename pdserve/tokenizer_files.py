@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from pdserve.errors import Incompatible, UnknownModel
@@ -58,8 +58,10 @@ def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def load_backend(files: Mapping[str, bytes]) -> Backend:
-    """The tokenizer with all that the other files add: tokens, special tokens, begin and end of text.
+    """The tokenizer with all that the other files add: tokens and special tokens.
 
+    What stands around a text (begin, end) is tokenizer.json's own rule; `add_bos_token` in tokenizer_config.json is for
+    folders without that file, and transformers ignores it, too.
     Raises UnknownModel without a tokenizer.json, Incompatible naming what can't be read or doesn't fit.
     """
     if "tokenizer.json" not in files:
@@ -68,12 +70,10 @@ def load_backend(files: Mapping[str, bytes]) -> Backend:
         backend = Backend.from_buffer(files["tokenizer.json"])
     except Exception as error:  # the package raises plain Exception for anything it can't read
         raise Incompatible("tokenizer.json can't be read", why=" ".join(str(error).split())[:200]) from error
-    config = json_of(files, "tokenizer_config.json")
-    _add_listed(backend, config.get("added_tokens_decoder"))
+    _add_listed(backend, json_of(files, "tokenizer_config.json").get("added_tokens_decoder"))
     _add_special(backend, files)
     backend.no_truncation()
     backend.no_padding()
-    _put_around(backend, config, named_tokens(files))
     return backend
 
 
@@ -157,16 +157,3 @@ def _add_special(backend: Backend, files: Mapping[str, bytes]) -> None:
         tokens += [token for token in map(_special, entries) if token is not None]
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_special_tokens([token for token in tokens if token.content not in known])
-
-
-def _put_around(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Begin and end of text, if tokenizer_config.json says it; else tokenizer.json's own rule holds."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    around = dict.fromkeys(token for token in (bos, eos) if token is not None)
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-        special_tokens=[(token, backend.token_to_id(token)) for token in around],
-    )

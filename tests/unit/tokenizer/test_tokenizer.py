@@ -118,20 +118,37 @@ def test_a_text_gets_what_the_model_puts_around_and_a_chat_only_what_its_templat
 
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
-    [
-        ({"add_bos_token": True}, [1, 3]),
-        ({"add_bos_token": False}, [3]),
-        ({"add_bos_token": True, "add_eos_token": True}, [1, 3, 2]),
-        ({"add_eos_token": True}, [3, 2]),
-        ({}, [1, 3]),
-    ],
+    "flags", [{"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True}, {}]
 )
-def test_an_explicit_rule_for_begin_and_end_replaces_the_tokenizers_own(
-    flags: dict[str, bool], wanted: list[int]
-) -> None:
-    tokenizer = small({"bos_token": "<s>", "eos_token": "</s>", **flags}, with_bos=True)
-    assert tokenizer.encode("a") == wanted
+def test_begin_and_end_are_tokenizer_jsons_own_rule(flags: dict[str, bool]) -> None:
+    config = {"bos_token": "<s>", "eos_token": "</s>", **flags}
+    assert small(config, with_bos=True).encode("a") == [1, 3]
+    assert small(config).encode("a") == [3]
+
+
+def test_named_and_extra_tokens_of_the_plain_vocabulary_become_special() -> None:
+    tokenizer = small({"eos_token": "b", "additional_special_tokens": ["c", "d"]})
+    assert tokenizer.decode([3, 4, 5, 6]) == "a"
+    assert tokenizer.encode("abc") == [3, 4, 5]
+    assert (tokenizer.vocab_size, tokenizer.highest_token_id) == (7, 6)
+
+
+def test_an_added_token_that_would_get_another_id_is_refused() -> None:
+    entry = {"content": "<tool>", "special": False}
+    with pytest.raises(Incompatible, match=r"token=<tool>, listed=9, got=6"):
+        small({"added_tokens_decoder": {"9": entry}})
+
+
+def test_templates_in_files_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(backend_json())
+    (tmp_path / "chat_template.jinja").write_text("plain")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.chat_templates == {"default": "plain", "tool_use": "tools"}
+    elsewhere = Tokenizer.from_files(loaded.files)
+    assert elsewhere.fingerprint == loaded.fingerprint
+    assert elsewhere.render_chat([{"role": "user", "content": "a"}], [{"name": "f"}]) == "tools"
 
 
 def test_texts_are_never_cut_or_padded() -> None:
