@@ -53,7 +53,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt text of a conversation.
 
-        messages  each with `role` and what the template reads of `content`, …; values None count as absent
+        messages  each with `role` and what the template reads of `content`, …
         Raises InvalidRequest for messages that the template refuses, and for templates that break or exceed the limits.
         """
         if self._broken is not None:
@@ -65,10 +65,7 @@ class ChatTemplate:
         if continue_final_message:
             if add_generation_prompt:
                 raise InvalidRequest("continue_final_message and add_generation_prompt exclude each other")
-            if not isinstance(chat[-1].get("content"), str):
-                raise InvalidRequest("continue_final_message needs text in the last message")
-            final = chat[-1]["content"]
-            chat[-1]["content"] = final + _CONTINUE_MARK
+            final = _mark(chat[-1])
         text = self._render(
             {
                 "messages": chat,
@@ -168,6 +165,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise _OverLimit("arithmetic", 64)
         return _bounded(super().call_binop(context, operator, left, right))
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
+        # Jinja's own would read as an empty text; what a template needs and doesn't get must be told.
+        raise jinja2.exceptions.SecurityError(f"attribute {attribute!r} of {type(obj).__name__!r}")
+
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         return _bounded(super().call(context, obj, *args, **kwargs))
 
@@ -187,6 +188,16 @@ class _Namespace(jinja2.utils.Namespace):
         super().__setitem__(name, value)
 
 
+class _Dict:
+    """What templates may do with the name `dict`; the type itself would lead to the interpreter's own."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
 def _environment(clock: Clock) -> _Environment:
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Turns, _Generation, loopcontrols]
@@ -196,7 +207,7 @@ def _environment(clock: Clock) -> _Environment:
     environment.globals["strftime_now"] = lambda form: datetime.fromtimestamp(clock.wall_ns() / 1e9).strftime(
         form
     )
-    environment.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
+    environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
     return environment
 
@@ -227,6 +238,20 @@ def _bound_joins(node: nodes.Node, extension: Extension) -> None:
             setattr(node, name, bounded(value))
 
 
+def _mark(message: dict[str, Any]) -> str:
+    """Put the mark behind a message's text, or behind the last text of its parts; returns that text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _CONTINUE_MARK
+        return content
+    for part in reversed(content if isinstance(content, list) else []):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            text: str = part["text"]
+            part["text"] = text + _CONTINUE_MARK
+            return text
+    raise InvalidRequest("continue_final_message needs text in the last message")
+
+
 def _cut_at_mark(text: str, final: str) -> str:
     place = text.rfind(_CONTINUE_MARK.strip())
     if place < 0 or final.strip() not in text:
@@ -242,7 +267,7 @@ def _cut_at_mark(text: str, final: str) -> str:
 def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise InvalidRequest("a chat message needs a role", index=index)
-    return {str(key): _plain(value) for key, value in message.items() if value is not None}
+    return {str(key): _plain(value) for key, value in message.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -20,14 +20,13 @@ def vocab_of(vocabulary: Vocabulary) -> dict[str, int]:
     return {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
 
 
-def merges_of(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def merges_of(vocabulary: Vocabulary) -> Any:  # transformers' types allow less than its code
     from transformers.tokenization_utils_base import generate_merges
 
     if vocabulary.merges is not None:
         return [(left, right) for left, right in (merge.split(" ") for merge in vocabulary.merges)]
-    ranks = {token: -index for index, token in enumerate(vocabulary.tokens)}
-    merges: list[tuple[str, str]] = generate_merges(vocab_of(vocabulary), ranks)
-    return merges
+    ranks = {token: -float(index) for index, token in enumerate(vocabulary.tokens)}
+    return generate_merges(vocab_of(vocabulary), ranks)
 
 
 def gpt2() -> Any:

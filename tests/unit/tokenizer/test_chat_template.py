@@ -61,8 +61,9 @@ def test_the_date_comes_from_the_clock() -> None:
     assert render("{{ strftime_now('%d %B %Y') }}") == wanted
 
 
-def test_values_that_are_none_count_as_absent() -> None:
-    assert render("{{ 'tool_calls' in messages[0] }}", [{**USER, "tool_calls": None}]) == "False"
+def test_values_that_are_none_are_none() -> None:
+    source = "{{ 'tool_calls' in messages[0] }}{{ messages[0].tool_calls is none }}{{ messages[0].name is defined }}"
+    assert render(source, [{**USER, "tool_calls": None}]) == "TrueTrueFalse"
 
 
 def test_a_template_may_refuse() -> None:
@@ -120,6 +121,17 @@ def test_a_template_that_does_not_compile_is_told_when_it_is_used(source: str) -
         "{{ cycler.__init__.__globals__ }}",
         "{% set n = namespace(__class__=1) %}",
         "{% set n = namespace() %}{% set n._x = 1 %}",
+        "{{ messages[0].update(a=1) }}",
+        "{{ messages[0].pop('role') }}",
+        "{{ messages.sort() }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__code__ }}",
+        "{{ dict.__call__.__globals__ }}",
+        "{{ dict.fromkeys.__func__.__globals__ }}",
+        "{{ (messages | attr('__class__')).mro() }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ lipsum.__globals__ }}",
+        "{{ self._TemplateReference__context }}",
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
