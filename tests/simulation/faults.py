@@ -1,232 +1,405 @@
-"""Faults as they strike: who is hit, what happens, and how it is mended."""
+"""Faults as they strike: what happens, whom it concerns, and how it is mended."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
+from kv_transfer.kind import Kind as FrameKind
 from pdserve.errors import PdserveError
 from pdserve.messages import Role
-from tests.simulation.cluster import SimCluster, SimWorker
-from tests.simulation.phases import phases_of
-from tests.simulation.scenario import BLOCK_SIZE, Fault, Kind, Moment, Scenario
+from pdserve.service.lifecycle import EXIT_SUPERSEDED
+from router.app import RouterApp
+from tests.simulation.aim import Aim, Target
+from tests.simulation.client import Client
+from tests.simulation.cluster import SimRouter, SimWorker
+from tests.simulation.kinds import Fault, Kind, Moment
+from tests.simulation.phases import Legs
+from tests.simulation.scenario import BLOCK_SIZE
+from tests.simulation.stage import Stage
 
-LOOK_EVERY_S = 0.001  # how often a fault that waits for a moment looks for it
-HANG_S = 30.0  # a hanging engine that nobody misses for so long comes back
-TWIN_S = 20.0  # the earlier of two processes must be gone by then, also when no router was there at first
-PATIENCE_S = 2.5  # how long it looks; then it strikes anyhow
-
-ROWS = {
-    Kind.KILL_PREFILL: (3, 4, 11),
-    Kind.KILL_DECODE: (6, 7, 11),
-    Kind.CUT_LINK: (8,),
-    Kind.STOP_PREFILL: (9,),
-    Kind.STOP_DECODE: (9,),
-    Kind.TWIN: (12,),
-    Kind.KILL_ROUTER: (13,),
-    Kind.RESET_SESSIONS: (14,),
-    Kind.CUT_SESSION: (14,),
-    Kind.HANG_PREFILL: (15,),
-    Kind.HANG_DECODE: (15,),
-    Kind.FAIL_STEP: (16,),
-    Kind.STRANGER: (21,),
-    Kind.DRAIN_PREFILL: (23,),
-    Kind.DRAIN_DECODE: (23,),
-    Kind.DRAIN_ROUTER: (23,),
+HANG_S = 12.0  # a hanging engine that nobody misses for so long comes back
+TWIN_S = 10.0  # one of two processes must be gone by then, also when no router was there at first
+ONE_OF_TWO_S = 2.0  # the same where nothing else is broken
+SLOWNESS = 15.0
+LOOK_S = 0.05
+JUST_S = 1e-6  # less is rounding
+DIES_AT = {
+    Moment.GRANTED: (FrameKind.READY, FrameKind.PULL),
+    Moment.PULLING: (FrameKind.DATA, FrameKind.PULL),
+    Moment.COMMITTED: (FrameKind.CONFIRM, FrameKind.ACK),
 }
-"""Rows of docs/reliability.md that a fault exercises by itself; the others come from requests and sizes."""
-
-Coverage = Counter[tuple[int, str]]
-"""(row, phase) -> how often a fault of the row struck while a request was in the phase."""
+"""The frame at which a link dies: of the prefill worker, of the decode worker."""
 
 
 class Chaos:
-    """Runs the faults of one scenario. `tell` writes a line of the trace."""
+    """Runs the faults of one scenario."""
 
-    def __init__(
-        self, cluster: SimCluster, scenario: Scenario, tell: Callable[[str], None], coverage: Coverage
-    ) -> None:
-        self._cluster = cluster
-        self._scenario = scenario
-        self._tell = tell
-        self._coverage = coverage
+    def __init__(self, stage: Stage, clients: Sequence[Client]) -> None:
+        self.aim = Aim(stage, clients)
+        self._stage = stage
         self._num_made = 0
-        self.over = False  # nothing is broken any more, and nothing will be
 
     async def run(self) -> None:
         """All faults, each in its time; ends when the last is mended."""
-        begun_s = self._cluster.clock.now_s()
+        begun_s = self._stage.tape.now_s()
         async with asyncio.TaskGroup() as group:
-            for fault in self._scenario.faults:
+            for fault in self._stage.scenario.faults:
                 group.create_task(self._one(fault, begun_s))
-        self.over = True
 
     async def _one(self, fault: Fault, begun_s: float) -> None:
-        await asyncio.sleep(max(0.0, begun_s + fault.at_s - self._cluster.clock.now_s()))
-        victim = await self._victim(fault)
-        self._count(fault, victim)
-        self._tell(f"fault: {fault.kind.value}, victim {'-' if victim is None else victim.id}")
-        match fault.kind:
-            case Kind.KILL_ROUTER:
-                await self._kill_router(fault)
-            case Kind.DRAIN_ROUTER:
-                await self._drain_router(fault)
-            case Kind.STRANGER:
-                await self._stranger(fault)
-            case Kind.JOIN:
-                self._join(fault)
-            case _ if victim is not None:
-                await self._strike(fault, victim)
-            case _:
-                self._tell("nobody is left to be hit")
-
-    # --- who and when
-
-    async def _victim(self, fault: Fault) -> SimWorker | None:
-        """A worker that fits and has a request in the wanted phase; after PATIENCE_S any that fits."""
-        patience_ends_s = self._cluster.clock.now_s() + PATIENCE_S
-        while True:
-            fitting = [worker for worker in self._cluster.workers.values() if self._fits(fault.kind, worker)]
-            hit = [worker for worker in fitting if fault.moment in phases_of(worker)]
-            if fault.moment is Moment.ANY or self._cluster.clock.now_s() > patience_ends_s:
-                hit = hit or fitting
-            if hit:
-                return hit[int(fault.draw * len(hit))]
-            if self._cluster.clock.now_s() > patience_ends_s:
-                return None
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    def _fits(self, kind: Kind, worker: SimWorker) -> bool:
-        if not worker.alive or worker.is_stopped:
-            return False
-        if kind in (Kind.KILL_PREFILL, Kind.STOP_PREFILL, Kind.HANG_PREFILL, Kind.DRAIN_PREFILL, Kind.CORRUPT):
-            return worker.role is Role.PREFILL
-        if kind in (Kind.KILL_DECODE, Kind.STOP_DECODE, Kind.HANG_DECODE, Kind.DRAIN_DECODE):
-            return worker.role is not Role.PREFILL
-        return True
-
-    def _count(self, fault: Fault, victim: SimWorker | None) -> None:
-        workers = [victim] if victim is not None else list(self._cluster.workers.values())
-        phases: dict[Moment, None] = {}
-        for worker in workers:
-            phases |= phases_of(worker)
-        for row in ROWS.get(fault.kind, ()):
-            for phase in phases:
-                self._coverage[row, phase.value] += 1
-
-    # --- what happens
-
-    async def _strike(self, fault: Fault, victim: SimWorker) -> None:
-        lasts_s = fault.lasts_s or 0.0
-        match fault.kind:
-            case Kind.KILL_PREFILL | Kind.KILL_DECODE:
-                victim.kill()
-                await asyncio.sleep(lasts_s)
-                victim.start()
-            case Kind.STOP_PREFILL | Kind.STOP_DECODE:
-                victim.stop()
-                await asyncio.sleep(lasts_s)
-                victim.resume()
-            case Kind.CUT_LINK:
-                await self._cut_link(fault, victim)
-            case Kind.RESET_SESSIONS:
-                self._cluster.fabric.reset(worker_id=victim.id)
-            case Kind.CUT_SESSION:
-                await self._cut_session(fault, victim)
-            case Kind.TWIN:
-                await self._twin(victim)
-            case Kind.HANG_PREFILL | Kind.HANG_DECODE:
-                await self._hang(victim)
-            case Kind.FAIL_STEP:
-                victim.fail_next_step()
-            case Kind.DRAIN_PREFILL | Kind.DRAIN_DECODE:
-                victim.drain()
-                await victim.ended()
-            case Kind.SWITCH_ROLE:
-                await self._switch_role(victim)
-            case Kind.SLOW:
-                victim.slowness = 20.0
-                await asyncio.sleep(lasts_s)
-                victim.slowness = 1.0
-            case Kind.CORRUPT:
-                victim.corrupts.num_left += 1 + int(fault.draw * 3)
-            case _:
-                raise AssertionError(f"no way to strike with {fault.kind}")
-
-    async def _hang(self, victim: SimWorker) -> None:
-        """With work in hand the process ends itself; an idle engine that hangs is found by its next request."""
-        victim.hang_engine()
-        try:
-            async with asyncio.timeout(HANG_S):
-                await victim.ended()
-        except TimeoutError:
-            victim.resume_engine()
-
-    async def _cut_link(self, fault: Fault, victim: SimWorker) -> None:
-        others = [worker.id for worker in self._cluster.workers.values() if worker.id != victim.id]
-        other = others[int(fault.draw * 7919) % len(others)]
-        ways = ((victim.id, other), (other, victim.id))
-        cut = ways if fault.draw < 0.5 else ways[:1]
-        for source, target in cut:
-            self._cluster.network.cut(source, target)
-        await asyncio.sleep(fault.lasts_s or 0.0)
-        for source, target in cut:
-            self._cluster.network.heal(source, target)
-
-    async def _cut_session(self, fault: Fault, victim: SimWorker) -> None:
-        routers = list(self._cluster.routers)
-        router_id = routers[int(fault.draw * 7919) % len(routers)]
-        one_way = fault.draw < 0.5
-        self._cluster.fabric.cut(victim.id, router_id, up=True, down=not one_way)
-        await asyncio.sleep(fault.lasts_s or 0.0)
-        self._cluster.fabric.heal(victim.id, router_id)
-
-    async def _twin(self, victim: SimWorker) -> None:
-        """A second process under the victim's id: the later stays, the earlier exits."""
-        twin = self._cluster.add_worker(victim.id, victim.role)
-        async with asyncio.timeout(TWIN_S):
-            await victim.ended()
-        self._tell(f"the earlier {victim.id} exited with {victim.exit_codes}; the later lives: {twin.alive}")
-
-    async def _switch_role(self, victim: SimWorker) -> None:
-        role = Role.DECODE if victim.role is Role.PREFILL else Role.PREFILL
-        same = [worker for worker in self._cluster.workers.values() if worker.role is victim.role and worker.alive]
-        if len(same) < 2:
-            return
-        router = next((router for router in self._cluster.routers.values() if router.app is not None), None)
-        if router is not None and router.app is not None and router.app.set_role(victim.id, role):
-            victim.role = role
-            await asyncio.sleep(self._scenario.config.timeouts.drain_s + 8.0)
-
-    async def _kill_router(self, fault: Fault) -> None:
-        routers = list(self._cluster.routers.values())
-        router = routers[int(fault.draw * len(routers))]
-        router.kill()
-        await asyncio.sleep(fault.lasts_s or 0.0)
-        router.start()
-
-    async def _drain_router(self, fault: Fault) -> None:
-        routers = list(self._cluster.routers.values())
-        router = routers[int(fault.draw * len(routers))]
-        try:
-            await router.drain()
-        except PdserveError as error:
-            self._tell(f"drain ended by {error}")
-        await asyncio.sleep(fault.lasts_s or 0.0)
-        router.start()
-
-    async def _stranger(self, fault: Fault) -> None:
-        """A worker of another layout: refused, never routed to."""
-        self._num_made += 1
-        stranger = self._cluster.add_worker(
-            f"x{self._num_made}", Role.DECODE if fault.draw < 0.5 else Role.PREFILL, block_size=2 * BLOCK_SIZE
+        await asyncio.sleep(max(0.0, begun_s + fault.at_s - self._stage.tape.now_s()))
+        target = await self.aim.target(fault)
+        self._stage.tape.tell(
+            f"FAULT {fault.kind.value}, aimed at {fault.moment.value}: {target or 'nobody'}"
         )
-        await asyncio.sleep(fault.lasts_s or 0.0)
-        stranger.kill()
-        del self._cluster.workers[stranger.id]
+        if target is not None:
+            await self._strikes()[fault.kind](fault, target)
+            self._stage.tape.tell(f"MENDED {fault.kind.value}: {target}")
 
-    def _join(self, fault: Fault) -> None:
+    def _strikes(self) -> dict[Kind, Callable[[Fault, Target], Awaitable[None]]]:
+        return {
+            Kind.CANCEL: self._cancel,
+            Kind.DEAF_CLIENT: self._deafen,
+            Kind.KILL_PREFILL: self._kill,
+            Kind.KILL_DECODE: self._kill,
+            Kind.KILL_UNHEARD: self._kill,
+            Kind.NO_PREFILL: self._kill_all,
+            Kind.NO_DECODE: self._kill_all,
+            Kind.CUT_LINK: self._cut_link,
+            Kind.LINK_DIES: self._break_link,
+            Kind.NOISY_LINK: self._disturb_link,
+            Kind.STOP_PREFILL: self._stop,
+            Kind.STOP_DECODE: self._stop,
+            Kind.CORRUPT: self._corrupt,
+            Kind.TWIN_PREFILL: self._twin,
+            Kind.TWIN_DECODE: self._twin,
+            Kind.KILL_ROUTER: self._kill_router,
+            Kind.DRAIN_ROUTER: self._drain_router,
+            Kind.RESET_ROUTER: self._reset_router,
+            Kind.RESET_WORKER: self._reset_worker,
+            Kind.CUT_SESSION: self._cut_session,
+            Kind.HANG_PREFILL: self._hang,
+            Kind.HANG_DECODE: self._hang,
+            Kind.FAIL_STEP_PREFILL: self._fail_step,
+            Kind.FAIL_STEP_DECODE: self._fail_step,
+            Kind.FAIL_ROW_PREFILL: self._fail_row,
+            Kind.FAIL_ROW_DECODE: self._fail_row,
+            Kind.STRANGER: self._stranger,
+            Kind.DRAIN_PREFILL: self._drain,
+            Kind.DRAIN_DECODE: self._drain,
+            Kind.SWITCH_ROLE: self._switch_role,
+            Kind.SLOW: self._slow,
+            Kind.JOIN: self._join,
+        }
+
+    # --- clients
+
+    async def _cancel(self, fault: Fault, target: Target) -> None:
+        assert target.client is not None, "aimed at a client"
+        target.client.cancel()
+
+    async def _deafen(self, fault: Fault, target: Target) -> None:
+        assert target.client is not None, "aimed at a client"
+        target.client.go_deaf()
+
+    # --- workers
+
+    async def _kill(self, fault: Fault, target: Target) -> None:
+        [victim] = target.workers
+        self._count_kill(victim)
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            victim.kill()
+            await asyncio.sleep(fault.lasts_s)
+            victim.start()
+
+    def _count_kill(self, victim: SimWorker) -> None:
+        """Rows 3 to 7 by what the victim was doing, and 11."""
+        legs = self._stage.sight.legs_on(victim)
+        self._stage.coverage.add(11, *self._phases(victim))
+        for handle, each in legs.items():
+            row = self._row_of_kill(victim, handle, each)
+            if row is not None:
+                self._stage.coverage.add(row, *each.phases)
+
+    def _row_of_kill(self, victim: SimWorker, handle: int, legs: Legs) -> int | None:
+        if victim.role is not Role.PREFILL:
+            return 7 if legs.phase is Moment.STREAMING else 6
+        if legs.phase is Moment.STREAMING:
+            return 5 if self._is_unheard(handle) else None
+        return 4 if legs.phase in (Moment.PULLING, Moment.COMMITTED) else 3
+
+    def _is_unheard(self, handle: int) -> bool:
+        """Whether the router has no token of this attempt yet."""
+        for router in self._stage.cluster.routers.values():
+            for conductor in () if router.app is None else router.app.conductors:
+                for run in conductor.runs:
+                    if run.attempt is not None and run.attempt.handle == handle:
+                        return not run.attempt.has_first_token
+        return False
+
+    async def _kill_all(self, fault: Fault, target: Target) -> None:
+        """Nobody of a role is left for a while."""
+        role = Role.PREFILL if fault.kind is Kind.NO_PREFILL else Role.DECODE
+        victims = [worker for worker in self._stage.cluster.workers.values() if self._has_role(worker, role)]
+        with self._stage.ledger.effect(fault.kind.value, workers=[victim.id for victim in victims]):
+            for victim in victims:
+                self._count_kill(victim)
+                victim.kill()
+            await self._see_nobody(fault.lasts_s)
+            for victim in victims:
+                victim.start()
+
+    @staticmethod
+    def _has_role(worker: SimWorker, role: Role) -> bool:
+        """A worker that does both can do without prefill workers, and is a decode worker."""
+        return worker.alive and (worker.role is Role.PREFILL) is (role is Role.PREFILL)
+
+    async def _see_nobody(self, lasts_s: float) -> None:
+        """Count the requests that wait meanwhile."""
+        seen: dict[str, None] = {}
+        until_s = self._stage.tape.now_s() + lasts_s
+        while (left_s := until_s - self._stage.tape.now_s()) > JUST_S:
+            await asyncio.sleep(min(LOOK_S, left_s))
+            for router in self._stage.cluster.routers.values():
+                if router.app is None or not router.app.fleet.topology.missing:
+                    continue
+                for conductor in router.app.conductors:
+                    waits = any(run.attempt is None and run.choice.reason is None for run in conductor.runs)
+                    if waits and conductor.request_id not in seen:
+                        seen[conductor.request_id] = None
+                        self._stage.coverage.add(20, Moment.QUEUED)
+
+    async def _stop(self, fault: Fault, target: Target) -> None:
+        [victim] = target.workers
+        self._stage.coverage.add(9, *self._phases(victim))
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            victim.stop()
+            await asyncio.sleep(fault.lasts_s)
+            victim.resume()
+
+    async def _slow(self, fault: Fault, target: Target) -> None:
+        [victim] = target.workers
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            victim.slowness = SLOWNESS
+            await asyncio.sleep(fault.lasts_s)
+            victim.slowness = 1.0
+
+    async def _hang(self, fault: Fault, target: Target) -> None:
+        """With work in hand the process ends itself; an idle engine that hangs is found by its next request."""
+        [victim] = target.workers
+        self._stage.coverage.add(15, *self._phases(victim))
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            victim.hang_engine()
+            try:
+                async with asyncio.timeout(HANG_S):
+                    await victim.ended()
+            except TimeoutError:
+                victim.resume_engine()
+
+    async def _fail_step(self, fault: Fault, target: Target) -> None:
+        target.workers[0].fail_next_step()
+
+    async def _fail_row(self, fault: Fault, target: Target) -> None:
+        target.workers[0].lose_next_row()
+
+    async def _drain(self, fault: Fault, target: Target) -> None:
+        [victim] = target.workers
+        self._stage.coverage.add(23, *self._phases(victim))
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            victim.drain()
+            await victim.ended()
+
+    async def _switch_role(self, fault: Fault, target: Target) -> None:
+        [victim] = target.workers
+        role = Role.DECODE if victim.role is Role.PREFILL else Role.PREFILL
+        same = [
+            worker for worker in self._stage.cluster.workers.values() if self._has_role(worker, victim.role)
+        ]
+        apps = [router.app for router in self._stage.cluster.routers.values() if router.app is not None]
+        if len(same) < 2 or victim.role is Role.BOTH or not apps:
+            return
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            if _ask_role(apps[0], victim.id, role):
+                run = None if victim.worker is None else victim.worker.current
+                victim.role = role
+                timeouts = self._stage.scenario.config.timeouts
+                left_s = timeouts.drain_s + timeouts.lease_s + 4.0
+                while left_s > 0 and victim.worker is not None and victim.worker.current is run:
+                    left_s -= LOOK_S
+                    await asyncio.sleep(LOOK_S)
+                current = None if victim.worker is None else victim.worker.current
+                if current is not None:
+                    victim.role = current.role  # the order may have been lost
+
+    async def _twin(self, fault: Fault, target: Target) -> None:
+        """A second process under the victim's id: the one of the later epoch stays, the other exits."""
+        [victim] = target.workers
+        self._stage.coverage.add(12, *self._phases(victim))
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            twin = self._stage.cluster.add_worker(victim.id, victim.role, num_blocks=victim.num_blocks)
+            begun_s, num_exits = self._stage.tape.now_s(), len(victim.exit_codes)
+            while not twin.exit_codes and len(victim.exit_codes) == num_exits:
+                if self._stage.tape.now_s() > begun_s + TWIN_S:
+                    self._stage.violate(f"two processes of {victim.id} live on after {TWIN_S} s")
+                    victim.kill()
+                    return
+                await asyncio.sleep(LOOK_S)
+            took_s = self._stage.tape.now_s() - begun_s
+            if twin.exit_codes:
+                self._stage.cluster.workers[victim.id] = victim
+            gone = twin if twin.exit_codes else victim
+            self._stage.tape.tell(f"one {victim.id} exited with {gone.exit_codes} after {took_s:.3f} s")
+            is_late = gone.exit_codes[-1] == EXIT_SUPERSEDED and took_s > ONE_OF_TWO_S + LOOK_S
+            if is_late and not self._is_troubled(victim.id, begun_s):
+                self._stage.violate(f"the second {victim.id} was there for {took_s:.3f} s")
+
+    def _is_troubled(self, worker_id: str, since_s: float) -> bool:
+        """Whether something besides the twin kept a worker or its routers busy."""
+        return any(
+            effect.ended_s is None or effect.ended_s >= since_s - ONE_OF_TWO_S
+            for effect in self._stage.ledger.effects
+            if effect.routers
+            or effect.sessions
+            or (worker_id in effect.workers and "second" not in effect.what)
+        )
+
+    async def _stranger(self, fault: Fault, target: Target) -> None:
+        """A worker of another layout: refused, never routed to."""
+        self._stage.coverage.add(21, *self._stage.sight.anywhere())
+        self._num_made += 1
+        stranger = self._stage.cluster.add_worker(
+            f"x{self._num_made}",
+            Role.DECODE if fault.draw < 0.5 else Role.PREFILL,
+            block_size=2 * BLOCK_SIZE,
+        )
+        await asyncio.sleep(fault.lasts_s)
+        stranger.kill()
+        del self._stage.cluster.workers[stranger.id]
+
+    async def _join(self, fault: Fault, target: Target) -> None:
         self._num_made += 1
         role = Role.DECODE if fault.draw < 0.5 else Role.PREFILL
-        self._cluster.add_worker(f"j{self._num_made}", role)
+        num_blocks = target.workers[0].num_blocks
+        self._stage.cluster.add_worker(f"j{self._num_made}", role, num_blocks=num_blocks)
+
+    # --- links
+
+    async def _cut_link(self, fault: Fault, target: Target) -> None:
+        prefill, decode = target.workers
+        self._stage.coverage.add(8, *self._phases_on_pair(target))
+        ways = ((prefill.id, decode.id), (decode.id, prefill.id))
+        cut = ways if fault.draw < 0.4 else ways[:1] if fault.draw < 0.7 else ways[1:]
+        with self._stage.ledger.effect(fault.kind.value, links=ways[:1]):
+            for source, receiver in cut:
+                self._stage.cluster.network.cut(source, receiver)
+            await asyncio.sleep(fault.lasts_s)
+            for source, receiver in cut:
+                self._stage.cluster.network.heal(source, receiver)
+
+    async def _break_link(self, fault: Fault, target: Target) -> None:
+        """The connection ends: at a certain frame, or with the next one."""
+        prefill, decode = target.workers
+        from_prefill = int(fault.draw * 1000) % 2 == 0
+        victim = prefill if from_prefill else decode
+        kinds = DIES_AT.get(fault.moment)
+        victim.trouble.dies_at = None if kinds is None else kinds[0 if from_prefill else 1]
+        victim.trouble.dies = True
+        victim.trouble.on_death = lambda: self._stage.coverage.add(8, *self._phases(victim))
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            await asyncio.sleep(fault.lasts_s)
+            victim.trouble.dies = False
+
+    async def _disturb_link(self, fault: Fault, target: Target) -> None:
+        [victim] = target.workers
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            victim.trouble.is_noisy = True
+            await asyncio.sleep(fault.lasts_s)
+            victim.trouble.is_noisy = False
+
+    async def _corrupt(self, fault: Fault, target: Target) -> None:
+        [victim] = target.workers
+
+        def corrupted(lease_id: int) -> None:
+            for each in self._stage.sight.legs_on(victim).values():
+                if each.prefill is not None and each.prefill.lease.lease_id == lease_id:
+                    self._stage.coverage.add(10, *each.phases)
+
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            victim.trouble.on_corrupt = corrupted
+            victim.trouble.num_corrupt_left += 1 + int(fault.draw * 4)
+            await asyncio.sleep(fault.lasts_s)
+
+    # --- routers and sessions
+
+    async def _kill_router(self, fault: Fault, target: Target) -> None:
+        router = self._hit_router(13, target)
+        with self._stage.ledger.effect(fault.kind.value, routers=(router.id,)):
+            router.kill()
+            await asyncio.sleep(fault.lasts_s)
+            router.start()
+
+    async def _drain_router(self, fault: Fault, target: Target) -> None:
+        router = self._hit_router(23, target)
+        with self._stage.ledger.effect(fault.kind.value, routers=(router.id,)):
+            try:
+                await router.drain()
+            except PdserveError as error:
+                self._stage.tape.tell(f"drain ended by {error}")
+            await asyncio.sleep(min(0.5, fault.lasts_s))
+            router.start()
+
+    async def _reset_router(self, fault: Fault, target: Target) -> None:
+        router = self._hit_router(14, target)
+        with self._stage.ledger.effect(fault.kind.value, routers=(router.id,)):
+            self._stage.cluster.fabric.reset(router_id=router.id)
+
+    def _hit_router(self, row: int, target: Target) -> SimRouter:
+        router = target.router
+        assert router is not None, "aimed at a router"
+        if router.app is not None:
+            self._stage.coverage.add(row, *self._stage.sight.on_router(router.app))
+        return router
+
+    async def _reset_worker(self, fault: Fault, target: Target) -> None:
+        [victim] = target.workers
+        self._stage.coverage.add(14, *self._phases(victim))
+        with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
+            self._stage.cluster.fabric.reset(worker_id=victim.id)
+
+    async def _cut_session(self, fault: Fault, target: Target) -> None:
+        [victim] = target.workers
+        self._stage.coverage.add(14, *self._phases(victim))
+        routers = list(self._stage.cluster.routers)
+        router_id = routers[int(fault.draw * 7919) % len(routers)]
+        up, down = ((True, True), (True, False), (False, True))[int(fault.draw * 3)]
+        with self._stage.ledger.effect(fault.kind.value, sessions=((victim.id, router_id),)):
+            self._stage.cluster.fabric.cut(victim.id, router_id, up=up, down=down)
+            await asyncio.sleep(fault.lasts_s)
+            self._stage.cluster.fabric.heal(victim.id, router_id)
+
+    # --- what requests are doing
+
+    def _phases(self, victim: SimWorker) -> dict[Moment, None]:
+        return self._stage.sight.on_worker(victim)
+
+    def _phases_on_pair(self, target: Target) -> dict[Moment, None]:
+        prefill, decode = target.workers
+        of_prefill = self._stage.sight.legs_on(prefill)
+        of_decode = self._stage.sight.legs_on(decode)
+        return {
+            phase: None for handle, each in of_decode.items() if handle in of_prefill for phase in each.phases
+        } | {
+            each.phase: None
+            for each in of_decode.values()
+            if each.decode is not None and each.decode.source == prefill.ref
+        }
+
+
+def _ask_role(app: RouterApp, worker_id: str, role: Role) -> bool:
+    """Whether the router has passed it on: it must know the worker, and another of its role."""
+    try:
+        app.operators.set_role(worker_id, role)
+    except PdserveError:
+        return False
+    return True

@@ -3,129 +3,182 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
 from pdserve.clock import VirtualClock
+from pdserve.engine.fake_rule import FakeRule
 from pdserve.engine.fake_runner import FakeFaults
 from pdserve.errors import PdserveError
-from pdserve.messages import BlockCounts
 from tests.simulation.client import Client
-from tests.simulation.cluster import SimCluster
-from tests.simulation.faults import Chaos, Coverage
-from tests.simulation.invariants import end_violations, rest_violations
-from tests.simulation.scenario import ROW_POISON, STEP_POISON, Scenario, draw_scenario
+from tests.simulation.cluster import SimCluster, SimWorker
+from tests.simulation.coverage import Coverage
+from tests.simulation.faults import Chaos
+from tests.simulation.invariants import Verdicts, unrest
+from tests.simulation.ledger import Ledger
+from tests.simulation.log_watch import LogWatch
+from tests.simulation.outages import Outages
+from tests.simulation.phases import Sight
+from tests.simulation.plan import ROW_POISON, STEP_POISON
+from tests.simulation.scenario import BLOCK_SIZE, STARTS_S, Scenario, draw_scenario
+from tests.simulation.stage import Stage
+from tests.simulation.tape import Tape
+from tests.simulation.watch import Watch
 from tests.support.virtual_loop import Hang, LeftBehind, run_virtual
 
-LIMIT_S = 900.0  # virtual seconds after which a run counts as a hang
-QUIET_S = 14.0  # link_s, lease_s, hold_s and back-offs are over by then
+LIMIT_S = 200.0  # virtual seconds after which a run counts as a hang
+QUIET_S = 12.0  # besides the time-outs: reconnects, restarts and their back-offs are over by then
+LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that didn't hold. about: the request, if it is one's."""
+
+    what: str
+    about: str = ""
+
+    def __str__(self) -> str:
+        return self.what
 
 
 @dataclass(slots=True)
 class Result:
     """What came out. `violations` empty: all invariants held."""
 
-    seed: int
-    violations: list[str] = field(default_factory=list)
-    trace: list[str] = field(default_factory=list)
-    coverage: Coverage = field(default_factory=Counter)
+    scenario: Scenario
+    tape: Tape
+    violations: list[Violation] = field(default_factory=list)
+    coverage: Coverage = field(default_factory=Coverage)
     ends: Counter[str] = field(default_factory=Counter)
-    num_requests: int = 0
     virtual_s: float = 0.0
 
+    @property
+    def seed(self) -> int:
+        return self.scenario.seed
 
-def run_seed(seed: int) -> Result:
-    """Run the scenario of a seed; never raises for what the cluster does wrong."""
-    return run_scenario(draw_scenario(seed))
+
+def run_seed(seed: int, *, full: bool = False) -> Result:
+    """Run the scenario of a seed; never raises for what the cluster does wrong. full: see Tape."""
+    return run_scenario(draw_scenario(seed), full=full)
 
 
-def run_scenario(scenario: Scenario) -> Result:
+def run_scenario(scenario: Scenario, *, full: bool = False) -> Result:
     """See run_seed."""
-    result = Result(scenario.seed, num_requests=len(scenario.plans))
     clock = VirtualClock()
-    begun_s = clock.now_s()
-
-    def tell(line: str) -> None:
-        result.trace.append(f"{clock.now_s() - begun_s:10.6f} {line}")
-
-    _capture_logs(tell, result)
+    result = Result(scenario, Tape(clock, full=full))
     try:
-        run_virtual(_play(scenario, clock, tell, result), clock, limit_s=LIMIT_S)
+        run_virtual(_Run(scenario, clock, result).play(), clock, limit_s=LIMIT_S)
     except (Hang, LeftBehind) as error:
-        result.violations.append(f"hang: {error}")
+        result.violations.append(Violation(f"hang: {error}"))
     except (PdserveError, BaseExceptionGroup) as error:
-        result.violations.append(f"raised: {error!r}")
+        result.violations.append(Violation(f"raised: {error!r}"))
     finally:
         structlog.reset_defaults()
-    result.virtual_s = clock.now_s() - begun_s
+    result.virtual_s = result.tape.now_s()
     return result
 
 
-async def _play(scenario: Scenario, clock: VirtualClock, tell: Any, result: Result) -> None:
-    def check_blocks(worker_id: str, counts: BlockCounts, num_blocks: int) -> None:
-        total = counts.free + counts.granted + counts.owned + counts.cached + counts.quarantined
-        if total != num_blocks or min(counts.free, counts.granted, counts.owned, counts.promised) < 0:
-            result.violations.append(f"{worker_id}: blocks don't add up: {counts} of {num_blocks}")
+class _Run:
+    """Also the Observer of its cluster."""
 
-    cluster = SimCluster(
-        scenario.config,
-        clock,
-        scenario.seed,
-        router_ids=scenario.router_ids,
-        num_blocks=scenario.num_blocks,
-        delays=scenario.delays,
-        faults=FakeFaults(row_token_ids=frozenset((ROW_POISON,)), step_token_ids=frozenset((STEP_POISON,))),
-        check_blocks=check_blocks,
-        on_exit=lambda worker_id, code: tell(f"{worker_id} exited with {code}"),
-    )
-    clients = [Client(cluster, plan) for plan in scenario.plans]
-    async with cluster:
-        begun_s = clock.now_s()
-        for (worker_id, role), delay_s in zip(scenario.workers, scenario.start_order, strict=True):
-            cluster.add_worker(worker_id, role, delay_s=delay_s)
-        chaos = Chaos(cluster, scenario, tell, result.coverage)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(chaos.run())
-            for client in clients:
-                group.create_task(_at(begun_s, client, clock, tell))
-        await asyncio.sleep(QUIET_S)
-        result.violations += rest_violations(cluster)
-    for client in clients:
-        result.violations += end_violations(client.log, scenario)
-        result.ends[",".join(client.log.ends)] += 1
+    def __init__(self, scenario: Scenario, clock: VirtualClock, result: Result) -> None:
+        self._scenario = scenario
+        self._clock = clock
+        self._result = result
+        self._tape = result.tape
+        self._chaos: Chaos | None = None
+        self._outages = Outages(self._tape.now_s)
 
+    async def play(self) -> None:
+        """The whole run."""
+        scenario, tape = self._scenario, self._tape
+        cluster = SimCluster(
+            scenario.config,
+            self._clock,
+            scenario.seed,
+            router_ids=scenario.router_ids,
+            block_size=BLOCK_SIZE,
+            window_tokens=scenario.window_tokens,
+            delays=scenario.delays,
+            rule=FakeRule(eos_one_in=scenario.eos_one_in),
+            faults=FakeFaults(
+                row_token_ids=frozenset((ROW_POISON,)), step_token_ids=frozenset((STEP_POISON,))
+            ),
+            skewed=scenario.skewed,
+            observer=self,
+            tape=tape,
+        )
+        ledger = Ledger(tape.now_s, scenario.config.timeouts.token_gap_s + 1.0)
+        stage = Stage(scenario, cluster, tape, ledger, self._result.coverage, Sight(cluster))
+        clients = [Client(stage, plan) for plan in scenario.plans]
+        logs = LogWatch(stage, clients)
+        logs.configure()
+        self._chaos = Chaos(stage, clients)
+        async with cluster:
+            loop = asyncio.get_running_loop()
+            starting = ledger.begin("start", workers=[worker.id for worker in scenario.workers])
+            loop.call_later(STARTS_S, ledger.end, starting)
+            for worker in scenario.workers:
+                cluster.add_worker(
+                    worker.id, worker.role, num_blocks=worker.num_blocks, delay_s=worker.starts_s
+                )
+            watching = loop.create_task(Watch(stage).run())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._chaos.run())
+                for client in clients:
+                    group.create_task(self._at(client))
+            await self._quiet(cluster)
+            watching.cancel()
+            await asyncio.wait((watching,))
+        verdicts = Verdicts(stage, self._outages, logs.struck)
+        for client in clients:
+            verdicts.judge(client.log)
+            self._result.ends[",".join(client.log.ends)] += 1
 
-async def _at(begun_s: float, client: Client, clock: VirtualClock, tell: Any) -> None:
-    plan = client.log.plan
-    await asyncio.sleep(max(0.0, begun_s + plan.at_s - clock.now_s()))
-    tell(f"{plan.name}: asks {plan.router_id}, {len(plan.prompt_ids)} + {plan.max_tokens} tokens, n {plan.n}")
-    await client.run()
-    tell(f"{plan.name}: {client.log.ends} {client.log.error or ''}")
+    async def _at(self, client: Client) -> None:
+        plan = client.log.plan
+        await asyncio.sleep(max(0.0, plan.at_s - self._tape.now_s()))
+        self._tape.tell(
+            f"{plan.name}: asks {plan.router_id}, {len(plan.prompt_ids)} + {plan.max_tokens} tokens, n {plan.n}",
+            about=plan.name,
+        )
+        await client.run()
+        self._tape.tell(f"{plan.name}: {client.log.ends} {client.log.error or ''}", about=plan.name)
 
+    async def _quiet(self, cluster: SimCluster) -> None:
+        """Everything must come to rest."""
+        timeouts = self._scenario.config.timeouts
+        until_s = self._tape.now_s() + QUIET_S + timeouts.link_s + timeouts.lease_s + timeouts.hold_s
+        while (rest := next(unrest(cluster), None)) is not None and self._tape.now_s() < until_s:
+            await asyncio.sleep(LOOK_S)
+        if rest is not None:
+            for what in unrest(cluster):
+                self.violate(what)
 
-def _capture_logs(tell: Any, result: Result) -> None:
-    """Every log line becomes a line of the trace; a broken invariant in it is a violation."""
+    # --- Observer
 
-    def capture(logger: Any, name: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-        line = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key != "event")
-        tell(f"{event['event']} {line}")
-        if event["event"] in ("owner.died", "request.crashed") or event.get("error") == "InvariantViolated":
-            result.violations.append(f"log: {event['event']} {line}")
-        raise structlog.DropEvent
+    def on_turn(self, worker: SimWorker) -> None:
+        counts = worker.counts()
+        if counts is not None:
+            total = counts.free + counts.granted + counts.owned + counts.cached + counts.quarantined
+            least = min(counts.free, counts.granted, counts.owned, counts.cached, counts.promised)
+            if total != worker.num_blocks or least < 0:
+                self.violate(f"{worker.id}: blocks don't add up: {counts} of {worker.num_blocks}")
+        if self._chaos is not None:
+            self._chaos.aim.moments.look()
 
-    structlog.configure(
-        processors=[capture],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        cache_logger_on_first_use=False,
-    )
+    def on_exit(self, worker: SimWorker, code: int) -> None:
+        self._tape.tell(f"{worker.id} exited with {code}")
 
+    def on_failure(self, worker: SimWorker, what: str) -> None:
+        self._tape.tell(f"{worker.id}: a {what} was told to fail")
 
-def _short(value: object) -> str:
-    if isinstance(value, BaseException):
-        return f"{type(value).__name__}({value})"
-    return str(value)
+    def on_serving(self, router_id: str, serving: bool) -> None:
+        self._outages.on_serving(router_id, serving)
+
+    def violate(self, what: str, about: str = "") -> None:
+        self._tape.tell(f"VIOLATION {what}", about=about)
+        self._result.violations.append(Violation(what, about))

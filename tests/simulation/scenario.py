@@ -3,124 +3,115 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 
 from pdserve.messages import Role
 from pdserve.service.config import Config, RouterConfig, TimeoutsConfig, TransportConfig, WorkerConfig
-from tests.simulation.client import Plan
 from tests.simulation.cluster import Delays
+from tests.simulation.coverage import AIMS
+from tests.simulation.kinds import Fault, Kind, Moment
+from tests.simulation.plan import Plan, Traffic, draw_plans
 
-ROW_POISON = 257  # a prompt with this id loses its row
-STEP_POISON = 258  # a prompt with this id breaks the step that computes it
 BLOCK_SIZE = 16
-HORIZON_S = 12.0  # arrivals and faults begin within it
-
-
-class Kind(Enum):
-    """Faults, by the row of docs/reliability.md that they belong to."""
-
-    KILL_PREFILL = "kill prefill"  # 3, 4, 5, 11
-    KILL_DECODE = "kill decode"  # 6, 7, 11
-    CUT_LINK = "cut link"  # 8
-    STOP_PREFILL = "stop prefill"  # 9
-    STOP_DECODE = "stop decode"  # 9
-    CORRUPT = "corrupt"  # 10
-    TWIN = "second process of one id"  # 12
-    KILL_ROUTER = "kill router"  # 13
-    RESET_SESSIONS = "reset sessions"  # 14
-    CUT_SESSION = "cut session"  # 14
-    HANG_PREFILL = "hang prefill engine"  # 15
-    HANG_DECODE = "hang decode engine"  # 15
-    FAIL_STEP = "fail a step"  # 16
-    STRANGER = "incompatible worker joins"  # 21
-    DRAIN_PREFILL = "drain prefill"  # 23
-    DRAIN_DECODE = "drain decode"  # 23
-    DRAIN_ROUTER = "drain router"  # 23
-    SWITCH_ROLE = "switch role"
-    SLOW = "slow worker"
-    JOIN = "worker joins"
-
-
-class Moment(Enum):
-    """The phase that some request on the victim must be in when the fault strikes."""
-
-    ANY = "any"
-    QUEUED = "queued"
-    GRANTED = "granted"
-    PULLING = "pulling"
-    COMMITTED = "committed"
-    STREAMING = "streaming"
-    DRAINING = "draining"
+SPAN_S = 2.5  # requests arrive, and faults begin, within it
+STARTS_S = 0.4  # workers start within it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One fault: from at_s on, as soon as the moment has come; lasts_s until it is mended (None: never)."""
+class WorkerPlan:
+    """One worker and its machine."""
 
-    kind: Kind
-    at_s: float
-    moment: Moment
-    lasts_s: float | None
-    draw: float  # which victim, in [0, 1)
+    id: str
+    role: Role
+    num_blocks: int
+    starts_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """All that happens under one seed."""
+    """All that happens under one seed. eos_one_in: see FakeRule; skewed: each process has clocks of its own."""
 
     seed: int
     config: Config
     delays: Delays
     router_ids: tuple[str, ...]
-    workers: tuple[tuple[str, Role], ...]
-    num_blocks: int
+    workers: tuple[WorkerPlan, ...]
     plans: tuple[Plan, ...]
     faults: tuple[Fault, ...]
-    corrupt_from: str = ""  # worker whose outgoing pieces are corrupted now and then
-    start_order: tuple[float, ...] = field(default=())
+    window_tokens: int
+    eos_one_in: int
+    skewed: bool
 
 
 def draw_scenario(seed: int) -> Scenario:
-    """The scenario of a seed: a pure function."""
+    """The scenario of a seed: a pure function. Its first fault is aimed at the next cell of the coverage table."""
     source = random.Random(f"scenario/{seed}")
+    kind, moment = AIMS[seed % len(AIMS)]
     num_routers = source.choice((1, 1, 2, 2, 3, 4))
     router_ids = tuple(f"r{index}" for index in range(num_routers))
-    workers = _draw_workers(source)
     longest = source.choice((48, 96, 192, 320))
-    one_sequence = -(-(longest + 1) // BLOCK_SIZE) + 1
-    num_blocks = one_sequence * source.choice((1, 2, 4, 16))
-    plans = _draw_plans(source, router_ids, longest)
-    faults = _draw_faults(source, num_routers)
-    corrupts = any(fault.kind is Kind.CORRUPT for fault in faults)
-    prefills = [name for name, role in workers if role is Role.PREFILL]
+    slow = source.choice((1.0, 1.0, 3.0, 10.0))
+    config = _draw_config(source, slow)
+    traffic = Traffic(
+        router_ids=router_ids,
+        longest=longest,
+        span_s=SPAN_S,
+        in_bursts=moment is Moment.QUEUED or source.random() < 0.4,
+        long_answers=moment in (Moment.STREAMING, Moment.DRAINING) and source.random() < 0.7,
+        slow_client_s=1.5 * config.timeouts.client_stall_s,
+    )
     return Scenario(
         seed=seed,
-        config=_draw_config(source),
-        delays=_draw_delays(source),
+        config=config,
+        delays=_draw_delays(source, slow),
         router_ids=router_ids,
-        workers=workers,
-        num_blocks=num_blocks,
-        plans=plans,
-        faults=faults,
-        corrupt_from=source.choice(prefills) if corrupts else "",
-        start_order=tuple(0.5 * source.random() for _ in workers),
+        workers=_draw_workers(source, longest, tight=moment is Moment.QUEUED),
+        plans=draw_plans(source, traffic),
+        faults=_draw_faults(source, kind, moment),
+        window_tokens=source.choice((longest, 4096)),
+        eos_one_in=source.choice((0, 0, 40)),
+        skewed=source.random() < 0.7,
     )
 
 
-def _draw_workers(source: random.Random) -> tuple[tuple[str, Role], ...]:
-    workers = [(f"p{index}", Role.PREFILL) for index in range(source.choice((2, 2, 3)))]
-    workers += [(f"d{index}", Role.DECODE) for index in range(source.choice((2, 3, 4)))]
-    if source.random() < 0.2:
-        workers.append(("b0", Role.BOTH))
-    return tuple(workers)
+def _draw_workers(source: random.Random, longest: int, *, tight: bool) -> tuple[WorkerPlan, ...]:
+    roles = [(f"p{index}", Role.PREFILL) for index in range(source.choice((2, 2, 3)))]
+    roles += [(f"d{index}", Role.DECODE) for index in range(source.choice((2, 2, 3, 4)))]
+    if source.random() < 0.15:
+        roles.append(("b0", Role.BOTH))
+    one_sequence = -(-(longest + 1) // BLOCK_SIZE)
+    sizes = (1, 1, 2) if tight else source.choice(((1,), (2,), (1, 2, 4), (4,), (16,)))
+    return tuple(
+        WorkerPlan(
+            id=worker_id,
+            role=role,
+            num_blocks=one_sequence * source.choice(sizes) + source.choice((0, 1, 3)),
+            starts_s=STARTS_S * source.random(),
+        )
+        for worker_id, role in roles
+    )
 
 
-def _draw_config(source: random.Random) -> Config:
+def _draw_config(source: random.Random, slow: float) -> Config:
+    scale = source.choice((0.25, 0.25, 0.5)) if slow < 10.0 else source.choice((0.5, 1.0))
     return Config(
-        timeouts=TimeoutsConfig(drain_s=source.choice((2.0, 10.0, 60.0)), request_s=300.0),
+        timeouts=TimeoutsConfig(
+            keepalive_s=1.0 * scale,
+            grant_s=1.0 * scale,
+            link_s=4.0 * scale,
+            lease_s=5.0 * scale,
+            handoff_s=6.0 * scale,
+            prefill_progress_s=10.0 * scale,
+            token_gap_s=10.0 * scale,
+            hold_s=5.0 * scale,
+            client_stall_s=source.choice((0.5, 2.0)),
+            worker_wait_s=source.choice((1.0, 4.0, 10.0)),
+            drain_s=source.choice((0.3, 2.0, 5.0)),
+            request_s=60.0,
+            heartbeat_s=min(0.5, scale),
+        ),
         router=RouterConfig(
-            max_queued_requests=source.choice((6, 64, 1024)),
+            max_queued_requests=source.choice((4, 16, 1024)),
             pairs_per_prefill=source.choice((1, 2, 8)),
             allow_local_prefill=source.random() < 0.3,
         ),
@@ -131,8 +122,7 @@ def _draw_config(source: random.Random) -> Config:
     )
 
 
-def _draw_delays(source: random.Random) -> Delays:
-    slow = source.choice((1.0, 1.0, 5.0, 20.0))
+def _draw_delays(source: random.Random, slow: float) -> Delays:
     one_sided = source.random() < 0.3
     return Delays(
         session_s=0.002 * slow,
@@ -143,71 +133,18 @@ def _draw_delays(source: random.Random) -> Delays:
     )
 
 
-def _draw_plans(source: random.Random, router_ids: tuple[str, ...], longest: int) -> tuple[Plan, ...]:
-    num_plans = source.randint(30, 44)
-    bursts = source.random() < 0.4
-    prefixes = [_draw_ids(source, source.randint(16, max(17, longest // 2))) for _ in range(3)]
-    poison = source.choice((None, None, ROW_POISON, STEP_POISON))
-    plans = []
-    for index in range(num_plans):
-        at_s = source.choice((1.0, 4.0, 8.0)) + 0.05 * source.random() if bursts else HORIZON_S * source.random()
-        plans.append(_draw_plan(source, f"q{index}", at_s, router_ids, longest, prefixes, poison))
-    return tuple(sorted(plans, key=lambda plan: plan.at_s))
-
-
-def _draw_plan(
-    source: random.Random,
-    name: str,
-    at_s: float,
-    router_ids: tuple[str, ...],
-    longest: int,
-    prefixes: list[tuple[int, ...]],
-    poison: int | None,
-) -> Plan:
-    num_prompt = source.randint(1, longest - 8)
-    ids = _draw_ids(source, num_prompt)
-    if source.random() < 0.4:
-        ids = (source.choice(prefixes) + ids)[:num_prompt]
-    poisoned = poison is not None and source.random() < 0.06
-    if poisoned:
-        assert poison is not None, "just asked"
-        place = source.randrange(num_prompt)
-        ids = (*ids[:place], poison, *ids[place + 1 :])
-    draw = source.random()
-    return Plan(
-        name=name,
-        at_s=at_s,
-        router_id=source.choice(router_ids),
-        prompt_ids=ids,
-        max_tokens=source.randint(1, longest - num_prompt),
-        n=source.choice((2, 3)) if source.random() < 0.1 else 1,
-        greedy=source.random() < 0.3,
-        priority=source.choice((0, 0, 0, 1, 5)),
-        user=source.choice(("", "ann", "bob")),
-        stop=(source.choice(("ab", "z", "xyz", ".")),) if source.random() < 0.1 else (),
-        deadline_s=source.choice((0.05, 0.5, 3.0)) if 0.1 < draw < 0.22 else None,
-        cancel_after_s=source.choice((0.01, 0.1, 0.5, 2.0)) * source.random() if draw < 0.1 else None,
-        reads_slowly_s=40.0 if draw > 0.98 else 0.0,
-        poisoned=poisoned,
-    )
-
-
-def _draw_ids(source: random.Random, num_ids: int) -> tuple[int, ...]:
-    return tuple(source.randint(32, 126) for _ in range(num_ids))
-
-
-def _draw_faults(source: random.Random, num_routers: int) -> tuple[Fault, ...]:
-    kinds = [kind for kind in Kind if num_routers > 1 or kind is not Kind.DRAIN_ROUTER]
-    faults = []
-    for _ in range(source.randint(3, 6)):
-        moment = source.choice(tuple(Moment)) if source.random() < 0.75 else Moment.ANY
-        faults.append(
-            Fault(
-                kind=source.choice(kinds),
-                at_s=0.5 + (HORIZON_S - 0.5) * source.random(),
-                moment=moment,
-                lasts_s=source.choice((0.2, 1.0, 3.0, 7.0)) * (0.5 + source.random()),
-                draw=source.random(),
-            )
-        )
+def _draw_faults(source: random.Random, kind: Kind, moment: Moment) -> tuple[Fault, ...]:
+    faults = [_draw_fault(source, kind, moment)]
+    for _ in range(source.randint(2, 4)):
+        faults.append(_draw_fault(source, *source.choice(AIMS)))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def _draw_fault(source: random.Random, kind: Kind, moment: Moment) -> Fault:
+    return Fault(
+        kind=kind,
+        at_s=STARTS_S + (SPAN_S - STARTS_S) * source.random(),
+        moment=moment,
+        lasts_s=source.choice((0.1, 0.5, 1.5, 4.0)) * (0.5 + source.random()),
+        draw=source.random(),
+    )

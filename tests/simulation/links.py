@@ -1,0 +1,208 @@
+"""The links' network of one simulated worker: troubled when it is told to, watched all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kv_transfer.frames import Frame
+from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header
+from kv_transfer.kind import Kind
+from kv_transfer.lease_frames import Data
+from kv_transfer.transports.faulty import Action, FaultyChannel, FaultyNetwork
+from kv_transfer.transports.port import Channel, Network, Sink
+from pdserve.clock import Clock
+from pdserve.engine.block_pool import BlockPool, BlockState
+from pdserve.ids import Random
+from tests.simulation.tape import Tape
+
+NOISE = {Action.DELAY: 0.15, Action.DUPLICATE: 0.15, Action.DROP: 0.02}
+"""What a noisy link does to its frames, by probability. Reordering isn't in a transport's contract."""
+
+
+class LinkTrouble:
+    """A fault plan for all links of one worker, as the frames go out.
+
+    dies, dies_at           the next frame (of that kind) ends its link; on_death is told
+    num_corrupt_left        so many pieces are corrupted; on_corrupt is told the lease of each
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.num_corrupt_left = 0
+        self.on_corrupt: Callable[[int], None] = lambda lease_id: None
+        self.is_noisy = False
+        self.dies = False
+        self.dies_at: Kind | None = None
+        self.on_death: Callable[[], None] = lambda: None
+        self._random = random
+
+    def decide(self, kind: Kind, _index: int) -> Action | None:
+        if self.dies and self.dies_at in (None, kind):
+            self.dies = False
+            self.on_death()
+            return Action.DIE
+        if kind is Kind.DATA and self.num_corrupt_left > 0:
+            self.num_corrupt_left -= 1
+            return Action.CORRUPT
+        if not self.is_noisy:
+            return None
+        draw = self._random.random()
+        for action, rate in NOISE.items():
+            draw -= rate
+            if draw < 0:
+                return action
+        return None
+
+
+class PoolWatch:
+    """Who may touch which bytes of one worker's pool: the transfer owner writes granted blocks only, and nobody else
+    does while they are granted.
+
+    pool     the pool's states, as its engine owner has them now
+    violate  told what was wrong
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        memory: memoryview,
+        block_bytes: int,
+        pool: Callable[[], BlockPool | None],
+        violate: Callable[[str], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._begin = _address(memory)
+        self._num_bytes = memory.nbytes
+        self._block_bytes = block_bytes
+        self._pool = pool
+        self._violate = violate
+
+    def block_of(self, view: memoryview) -> int | None:
+        """The block that a view begins in; None outside the pool."""
+        offset = _address(view) - self._begin
+        return offset // self._block_bytes if 0 <= offset < self._num_bytes else None
+
+    def writes(self, block_id: int | None, *allowed: BlockState) -> None:
+        """The transfer owner writes into it now."""
+        self._expect("written over a link", block_id, allowed)
+
+    def sends(self, block_id: int | None) -> None:
+        """The transfer owner reads it for a peer now."""
+        self._expect("sent", block_id, (BlockState.OWNED,))
+
+    def _expect(self, what: str, block_id: int | None, allowed: tuple[BlockState, ...]) -> None:
+        pool = self._pool()
+        if block_id is None or pool is None:
+            return
+        state = pool.state(block_id)
+        if state not in allowed:
+            self._violate(f"{self._worker_id}: block {block_id} is {what} while it is {state.name}")
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
+
+
+class SimNetwork(FaultyNetwork):
+    """A FaultyNetwork of SimChannels. name: of the worker, for the tape."""
+
+    def __init__(
+        self, inner: Network, clock: Clock, trouble: LinkTrouble, watch: PoolWatch, tape: Tape, name: str
+    ) -> None:
+        super().__init__(inner, clock, lambda dialled: trouble)
+        self._trouble = trouble
+        self._watch = watch
+        self._tape = tape
+        self._name = name
+        self._its_clock = clock
+
+    def _wrap(self, channel: Channel, dialled: bool) -> Channel:
+        watched = SimChannel(channel, self._trouble, self._its_clock, self._watch, self._tape, self._name)
+        self._faulty.append(watched)
+        return watched
+
+
+class SimChannel(FaultyChannel):
+    """A FaultyChannel that tells the tape what passes, and the watch what is touched."""
+
+    def __init__(
+        self, inner: Channel, trouble: LinkTrouble, clock: Clock, watch: PoolWatch, tape: Tape, name: str
+    ) -> None:
+        super().__init__(inner, trouble, clock)
+        self._trouble = trouble
+        self._watch = watch
+        self._tape = tape
+        self._way = f"{name}>{inner.peer.removeprefix('mem://')}"
+        self._back = f"{inner.peer.removeprefix('mem://')}>{name}"
+        self._reads: dict[int, int | None] = {}
+        self._sink = _WatchedSink(self)
+
+    def send(self, wire: bytes) -> None:
+        if self._tape.full:
+            self._tape.message(self._way + " sends", _frame(wire))
+        super().send(wire)
+
+    def send_piece(self, wire: bytes, payload: memoryview) -> None:
+        self._watch.sends(self._watch.block_of(payload))
+        if self._trouble.num_corrupt_left > 0:
+            self._trouble.on_corrupt(_lease_of(wire))
+        if self._tape.full:
+            self._tape.message(self._way + " sends", _frame(wire))
+        super().send_piece(wire, payload)
+
+    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
+        block_id = self._watch.block_of(into)
+        self._watch.writes(block_id, BlockState.GRANTED)
+        done = super().read_remote(tag, start, into)
+        if not done:
+            self._reads[tag] = block_id
+        return done
+
+    def receive(self, sink: Sink) -> bool:
+        self._sink.inner = sink
+        return super().receive(self._sink)
+
+    # --- what arrives
+
+    def on_place(self, into: memoryview) -> None:
+        """A payload is about to be written there."""
+        self._watch.writes(self._watch.block_of(into), BlockState.GRANTED)
+
+    def on_frame(self, frame: Frame) -> None:
+        """A frame has arrived."""
+        self._tape.message(self._back + " has", frame)
+
+    def on_read(self, tag: int) -> None:
+        """A one-sided read is done; its lease may have ended meanwhile."""
+        self._watch.writes(self._reads.pop(tag, None), BlockState.GRANTED, BlockState.QUARANTINED)
+
+
+class _WatchedSink:
+    """The link's sink, seen by the channel."""
+
+    def __init__(self, channel: SimChannel) -> None:
+        self.inner: Sink
+        self._channel = channel
+
+    def place(self, data: Data, generation: int, num_bytes: int) -> memoryview:
+        into = self.inner.place(data, generation, num_bytes)
+        self._channel.on_place(into)
+        return into
+
+    def on_frame(self, frame: Frame, generation: int) -> None:
+        self._channel.on_frame(frame)
+        self.inner.on_frame(frame, generation)
+
+    def on_read(self, tag: int) -> None:
+        self._channel.on_read(tag)
+        self.inner.on_read(tag)
+
+
+def _frame(wire: bytes) -> Frame:
+    return parse_body(parse_header(wire[:HEADER_BYTES]), wire[HEADER_BYTES:])
+
+
+def _lease_of(wire: bytes) -> int:
+    frame = _frame(wire)
+    return frame.lease_id if isinstance(frame, Data) else 0

@@ -1,0 +1,123 @@
+"""What must hold at every moment of a run: looked at again and again while it lasts."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdserve.messages import Role
+from router.attempt_contract import AttemptPhase
+from tests.simulation.cluster import SimRouter, SimWorker
+from tests.simulation.phases import attempts_of
+from tests.simulation.stage import Stage
+
+LOOK_S = 0.25
+SLACK_S = 0.5  # delayed messages, clocks of another pace, and the time between two looks
+LETS_GO_S = 1.0  # blocks of an aborted attempt are free so long after the abort, if their peer answers
+PAIRS_UP_S = 3.0  # from the last trouble of two workers and a router until the pair must be in use
+
+
+class Watch:
+    """No wait outlives its limit; nobody works for a request that is over; who can serve does."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        timeouts = stage.scenario.config.timeouts
+        self._limits_s = {
+            AttemptPhase.GRANTING: timeouts.grant_s,
+            AttemptPhase.PREFILLING: timeouts.prefill_progress_s,
+            AttemptPhase.HANDOFF: timeouts.handoff_s,
+            AttemptPhase.RUNNING: timeouts.token_gap_s,
+        }
+        self._orphans: dict[int, float] = {}  # handle that no router knows -> since when
+        self._reported: dict[tuple[object, ...], None] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Once."""
+        for router in self._stage.cluster.routers.values():
+            self._look_at_attempts(router)
+            self._look_at_service(router)
+        self._look_at_orphans()
+
+    def _look_at_attempts(self, router: SimRouter) -> None:
+        for conductor in () if router.app is None else router.app.conductors:
+            for run in conductor.runs:
+                attempt = run.attempt
+                limit_s = None if attempt is None else self._limits_s.get(attempt.phase)
+                if attempt is None or limit_s is None:
+                    continue
+                age_s = router.clock.now_s() - attempt.since_s
+                if age_s > limit_s + SLACK_S:
+                    self._violate(
+                        (attempt.handle, attempt.phase),
+                        f"{router.id}: attempt {attempt.handle:016x} is {attempt.phase.value} for {age_s:.3f} s, "
+                        f"limit {limit_s} s",
+                        conductor.request_id.partition(".")[0],
+                    )
+
+    def _look_at_orphans(self) -> None:
+        """An attempt that no router conducts must leave its workers in time."""
+        live: dict[int, None] = {}
+        for router in self._stage.cluster.routers.values():
+            for conductor in () if router.app is None else router.app.conductors:
+                for run in conductor.runs:
+                    if run.attempt is not None:
+                        live[run.attempt.handle] = None
+        now_s = self._stage.tape.now_s()
+        orphans: dict[int, float] = {}
+        timeouts = self._stage.scenario.config.timeouts
+        for worker in self._stage.cluster.workers.values():
+            for attempt in attempts_of(worker):
+                if attempt.handle in live:
+                    continue
+                since_s = orphans[attempt.handle] = self._orphans.get(attempt.handle, now_s)
+                if now_s - since_s > LETS_GO_S + timeouts.lease_s + SLACK_S and self._is_sound(
+                    worker, since_s
+                ):
+                    self._violate(
+                        (attempt.handle, worker.id),
+                        f"{worker.id}: attempt {attempt.handle:016x} is {attempt.state.value}, and no router knows "
+                        f"it for {now_s - since_s:.3f} s",
+                    )
+        self._orphans = orphans
+
+    def _is_sound(self, worker: SimWorker, since_s: float) -> bool:
+        """Whether nothing keeps this worker from acting."""
+        return not any(
+            worker.id in effect.workers and (effect.ended_s is None or effect.ended_s > since_s)
+            for effect in self._stage.ledger.effects
+        )
+
+    def _look_at_service(self, router: SimRouter) -> None:
+        """With a healthy pair a router serves."""
+        app = router.app
+        if app is None or not app.fleet.topology.missing or app.admission.draining:
+            return
+        workers = self._stage.cluster.workers.values()
+        decodes = [worker for worker in workers if worker.role is not Role.PREFILL]
+        if self._stage.scenario.config.router.pairs_per_prefill < len(decodes):
+            return  # the healthy one may not be paired
+        now_s = self._stage.tape.now_s()
+        for prefill in [worker for worker in workers if worker.role is Role.PREFILL]:
+            for decode in decodes:
+                if self._stage.ledger.is_healthy(
+                    now_s - PAIRS_UP_S, now_s, prefill=prefill.id, decode=decode.id, router=router.id
+                ) and self._are_up(prefill, decode, router):
+                    self._violate(
+                        (router.id, prefill.id, decode.id),
+                        f"{router.id} serves nobody though {prefill.id} and {decode.id} are well: "
+                        f"{app.fleet.topology.missing}, {app.fleet.topology.pair_reasons()}",
+                    )
+
+    def _are_up(self, prefill: SimWorker, decode: SimWorker, router: SimRouter) -> bool:
+        return prefill.alive and decode.alive and not (prefill.is_stopped or decode.is_stopped)
+
+    def _violate(self, key: tuple[object, ...], what: str, about: str = "") -> None:
+        if key not in self._reported:
+            self._reported[key] = None
+            self._stage.violate(what, about)
