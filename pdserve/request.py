@@ -41,11 +41,7 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 _DEFAULTS = SamplingParams()
 
 # In the message already, not in the engine yet.
-_LATER = (
-    "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "best_of",
-    "logprobs", "prompt_logprobs", "echo", "allowed_token_ids", "banned_token_ids", "bad_words", "json_schema",
-    "regex", "grammar", "choices",
-)  # fmt: skip
+_LATER = ("json_schema", "regex", "grammar", "choices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +134,8 @@ class GenerateRequest:
                 "request_id must be 1 to 64 characters of [A-Za-z0-9._:-]", request_id=msg.request_id[:80]
             )
         truncate = msg.truncate_prompt_tokens if msg.HasField("truncate_prompt_tokens") else None
-        if truncate is not None:
-            raise InvalidRequest("truncate_prompt_tokens is not supported yet", value=truncate)
+        if truncate == 0:
+            raise InvalidRequest("truncate_prompt_tokens must be at least 1", value=0)
         if abs(msg.priority) > MAX_PRIORITY:
             raise InvalidRequest("priority out of range", limit=f"±{MAX_PRIORITY}", value=msg.priority)
         for name, label in (("user", msg.user), ("cache_salt", msg.cache_salt)):

@@ -23,16 +23,16 @@ from pdserve.messages import (
     Progress,
     PromptLogprobs,
     Refused,
-    StartDecode,
     Started,
-    StartPrefill,
     StepTokens,
+    TokenLogprobs,
     Waiting,
 )
 from pdserve.service.config import TimeoutsConfig
 from router.attempt_contract import AttemptPhase, Order, Outcome, Sink
 from router.member import AttemptMessage, Member
 from router.progress_timer import CallLater, ProgressTimer
+from router.prompt_scores import PromptScores
 from router.timings import AttemptTimes
 
 SILENT_BEATS = 1.5  # heartbeats that a worker may be late before it counts as silent
@@ -84,6 +84,9 @@ class Attempt:
         self._next_position = len(order.token_ids)
         self._first_token: int | None = None
         self._early: list[StepTokens] = []  # came before the first token was known
+        self._scores = PromptScores(order)  # while some are missing, the first token is held
+        self._held_first: tuple[int, TokenLogprobs | None] | None = None
+        self._held_finish: Finished | None = None
         self._ended_by_tokens = False
 
     # --- begin
@@ -105,17 +108,8 @@ class Attempt:
             self.prefill.credit.hold(self.handle, len(order.token_ids))
             self.prefill.accounting.assign(self.handle, num_uncached_tokens, 0, now_s)
         self.decode.send(
-            StartDecode(
-                handle=self.handle,
-                token_ids=order.token_ids,
-                num_prompt_tokens=order.num_prompt_tokens,
-                key=order.key,
-                deadline_left_s=self._deadline_left_s(),
-                num_strikes=order.num_strikes,
-                source=None if self.prefill is None else self.prefill.ref,
-                priority=order.priority,
-                age_s=order.age_s,
-                cache_salt=order.cache_salt,
+            order.start_decode(
+                self.handle, self._deadline_left_s(), None if self.prefill is None else self.prefill.ref
             )
         )
         self.times.decode_written_s = now_s
@@ -125,10 +119,13 @@ class Attempt:
 
     def on_message(self, member: Member, message: AttemptMessage) -> None:
         """One message of one of the two workers."""
-        if member is self.decode:
-            self._from_decode(message)
-        else:
-            self._from_prefill(member, message)
+        try:
+            if member is self.decode:
+                self._from_decode(message)
+            else:
+                self._from_prefill(member, message)
+        except InvariantViolated as violated:
+            self._fail(violated)
 
     def _from_decode(self, message: AttemptMessage) -> None:
         match message:
@@ -152,6 +149,8 @@ class Attempt:
                 self._decode_over = True
                 # P's own error came first and says more than D's "withdrawn" or "link ended".
                 self._fail(self._prefill_error or from_failure(message.failure))
+            case PromptLogprobs() if self.prefill is None:
+                self._on_prompt_logprobs(message)
             case FirstToken() | PromptLogprobs():
                 self._unexpected(message)
 
@@ -168,7 +167,7 @@ class Attempt:
                 self._prefill_over = True
                 self._lose_prefill(from_failure(message.failure))
             case PromptLogprobs():
-                pass  # asked for by nobody yet; a request for them is refused at the door
+                self._on_prompt_logprobs(message)
             case _:
                 self._unexpected(message)
 
@@ -208,22 +207,8 @@ class Attempt:
         self._enter(AttemptPhase.QUEUED)
         if self.prefill is None:
             return
-        order = self.order
         self._prefill_written = True
-        self.prefill.send(
-            StartPrefill(
-                handle=self.handle,
-                token_ids=order.token_ids,
-                num_prompt_tokens=order.num_prompt_tokens,
-                key=order.key,
-                deadline_left_s=self._deadline_left_s(),
-                num_strikes=order.num_strikes,
-                lease_id=granted.lease_id,
-                decode_worker=self.decode.ref,
-                num_skip_blocks=granted.num_cached_blocks,
-                cache_salt=order.cache_salt,
-            )
-        )
+        self.prefill.send(self.order.start_prefill(granted, self._deadline_left_s(), self.decode.ref))
         self.times.prefill_written_s = now_s
 
     # --- prefill
@@ -255,8 +240,9 @@ class Attempt:
             self.prefilled_tokens = len(self.order.token_ids)
             self._enter(AttemptPhase.HANDOFF)
             self._timer.restart(self._timeouts.handoff_s)
+        self._require_scores()
         is_news = self._first_token is None
-        choice_ended = self._take_first(message.token_id)
+        choice_ended = self._take_first(message.token_id, message.logprobs)
         if choice_ended and is_news:
             self._end(Outcome())
         elif message.final and not choice_ended:
@@ -264,6 +250,9 @@ class Attempt:
 
     def _lose_prefill(self, error: PdserveError) -> None:
         """P is out. Once StartPrefill was written, D alone knows whether the hand-off happened."""
+        if self._scores.missing:
+            self._fail(error)  # D doesn't know them: nothing is lost by beginning anew
+            return
         if self.started:
             return
         if not self._prefill_written:
@@ -287,9 +276,31 @@ class Attempt:
         self._sink.on_started(self, message)
         self._enter(AttemptPhase.RUNNING)
         self._timer.restart(self._timeouts.token_gap_s)
-        self._take_first(message.first_token)
+        if self.prefill is None:
+            self._require_scores()
+        if self._scores.missing:
+            self._held_first = (message.first_token, message.logprobs)  # P's word is on its way
+        else:
+            self._take_first(message.first_token, message.logprobs)
 
-    def _take_first(self, token_id: int) -> bool:
+    def _on_prompt_logprobs(self, message: PromptLogprobs) -> None:
+        self._scores.add(message)
+        if self._scores.missing:
+            return
+        self._sink.on_prompt_logprobs(self._scores.tokens)
+        held_first, held_finish = self._held_first, self._held_finish
+        self._held_first = self._held_finish = None
+        if held_first is not None:
+            self._take_first(*held_first)
+        if held_finish is not None and not self.ended:
+            self._on_finished(held_finish)
+
+    def _require_scores(self) -> None:
+        """Whoever makes the prompt's logprobs says them before its first token."""
+        if self._scores.missing:
+            raise InvariantViolated("a first token before all of the prompt's logprobs")
+
+    def _take_first(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """The first token, from whom it comes first. Returns whether the choice has ended with it."""
         if self._first_token is not None:
             if self._first_token != token_id:
@@ -301,7 +312,7 @@ class Attempt:
             return self._ended_by_tokens
         self._first_token = token_id
         self._next_position += 1
-        self._give((token_id,))
+        self._give((token_id,), () if logprobs is None else (logprobs,), None)
         early, self._early = self._early, []
         for tokens in early:
             if not self.ended:
@@ -322,10 +333,16 @@ class Attempt:
             self._enter(AttemptPhase.RUNNING)
         if self.phase is AttemptPhase.RUNNING:
             self._restart(self._timeouts.token_gap_s)
-        self._give(message.token_ids)
+        self._give(message.token_ids, message.logprobs, message.energy_j)
 
-    def _give(self, token_ids: tuple[int, ...]) -> None:
-        self._ended_by_tokens = self._sink.on_tokens(self, token_ids)
+    def _give(
+        self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], energy_j: float | None
+    ) -> None:
+        if self.order.key.params.logprobs is None:
+            logprobs = ()
+        elif len(logprobs) != len(token_ids):
+            raise InvariantViolated("tokens without their logprobs", want=len(token_ids), got=len(logprobs))
+        self._ended_by_tokens = self._sink.on_tokens(self, token_ids, logprobs, energy_j)
 
     def end_by_text(self) -> None:
         """The choice ended by its text, which workers don't know: stop them."""
@@ -354,6 +371,9 @@ class Attempt:
 
     def _on_finished(self, message: Finished) -> None:
         self._decode_over = True
+        if self._scores.missing:
+            self._held_finish = message
+            return
         if message.num_tokens != self._next_position or self._first_token is None:
             self._fail(
                 InvariantViolated(

@@ -7,7 +7,16 @@ from enum import Enum
 from typing import Protocol
 
 from pdserve.errors import PdserveError
-from pdserve.messages import Finished, FirstToken, Started
+from pdserve.ids import WorkerRef
+from pdserve.messages import (
+    Finished,
+    FirstToken,
+    Granted,
+    StartDecode,
+    Started,
+    StartPrefill,
+    TokenLogprobs,
+)
 from pdserve.sampling import SampleKey
 from router.member import Member
 from router.timings import AttemptTimes
@@ -42,9 +51,21 @@ class AttemptFacts(Protocol):
 class Sink(Protocol):
     """The choice that the tokens belong to."""
 
-    def on_tokens(self, attempt: AttemptFacts, token_ids: tuple[int, ...]) -> bool:
+    def on_prompt_logprobs(self, tokens: tuple[TokenLogprobs, ...]) -> None:
+        """All of them, from index 1 on, before the attempt's first tokens; once, if the order asked."""
+        ...
+
+    def on_tokens(
+        self,
+        attempt: AttemptFacts,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        energy_j: float | None,
+    ) -> bool:
         """The next tokens, in order.
 
+        logprobs  one a token, if the order asked
+        energy_j  of decoding in this attempt so far, if the worker can tell
         returns  whether the choice has ended with them (or before them); what comes later is overrun
         """
         ...
@@ -76,6 +97,38 @@ class Order:
     priority: int
     age_s: float
     cache_salt: str
+
+    def start_decode(self, handle: int, deadline_left_s: float, source: WorkerRef | None) -> StartDecode:
+        """For the decode worker; source: the prefill worker, None = the decode worker prefills."""
+        return StartDecode(
+            handle=handle,
+            token_ids=self.token_ids,
+            num_prompt_tokens=self.num_prompt_tokens,
+            key=self.key,
+            deadline_left_s=deadline_left_s,
+            num_strikes=self.num_strikes,
+            source=source,
+            priority=self.priority,
+            age_s=self.age_s,
+            cache_salt=self.cache_salt,
+        )
+
+    def start_prefill(
+        self, granted: Granted, deadline_left_s: float, decode_worker: WorkerRef
+    ) -> StartPrefill:
+        """For the prefill worker, once the decode worker has granted."""
+        return StartPrefill(
+            handle=granted.handle,
+            token_ids=self.token_ids,
+            num_prompt_tokens=self.num_prompt_tokens,
+            key=self.key,
+            deadline_left_s=deadline_left_s,
+            num_strikes=self.num_strikes,
+            lease_id=granted.lease_id,
+            decode_worker=decode_worker,
+            num_skip_blocks=granted.num_cached_blocks,
+            cache_salt=self.cache_salt,
+        )
 
 
 @dataclass(frozen=True, slots=True)

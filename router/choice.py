@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from pdserve.clock import Clock
 from pdserve.detokenizer import TextStream
 from pdserve.messages import Finished as DecodeFinished
-from pdserve.messages import FirstToken
+from pdserve.messages import FirstToken, TokenLogprobs
 from pdserve.messages import Started as DecodeStarted
 from pdserve.request import Finished, ResumeChoice, Tokens, Usage
 from pdserve.sampling import FinishReason, SampleKey, finish_reason
 from router.attempt_contract import AttemptFacts
+from router.decode_energy import DecodeEnergy
 from router.metrics import RouterMetrics
-from router.output import Output
 from router.stop_text import Released, StopText
 from router.timings import ChoiceTimes
+
+
+class TokenSink(Protocol):
+    """Where a choice's tokens go: to the client, or kept until the best choices are known."""
+
+    def put(self, event: Tokens, /) -> None: ...
 
 
 class Choice:
     """Takes the tokens of its attempts in, each index once, and gives them out. Event-loop thread only.
 
-    on_begin    called with the number of cached prompt tokens before the first token is given out
-    on_started  called when a decode worker has said that it runs there
+    output             takes Tokens; several choices may share it
+    asks_for_scores    of the prompt's tokens the logprobs are wanted, from this choice's attempts
+    shows_logprobs     False: they are made to compare choices only
+    on_begin           called with the number of cached prompt tokens before the first token is given out
+    on_prompt_scores   called once with the prompt's logprobs, before the first token is given out
+    on_started         called when a decode worker has said that it runs there, and the prompt's logprobs are here
     """
 
     def __init__(
@@ -30,12 +43,15 @@ class Choice:
         prompt_ids: Sequence[int],
         key: SampleKey,
         stream: TextStream,
-        output: Output,
+        output: TokenSink,
         received_s: float,
         clock: Clock,
         metrics: RouterMetrics,
         *,
+        asks_for_scores: bool,
+        shows_logprobs: bool,
         on_begin: Callable[[int], None],
+        on_prompt_scores: Callable[[tuple[TokenLogprobs, ...]], None],
         on_started: Callable[[], None],
     ) -> None:
         self.key = key
@@ -49,15 +65,32 @@ class Choice:
         self.decode_worker = ""
         self.kv_bytes = 0
         self.transport = ""
+        self.sum_logprob = 0.0
         self._prefill_energy_j: float | None = None
-        self._decode_energy_j: float | None = None
+        self._decode_energy = DecodeEnergy()
+        self._asks_for_scores = asks_for_scores
+        self._shows_logprobs = shows_logprobs
+        self._held_logprobs: deque[TokenLogprobs] = deque()  # of tokens not given out yet
         self._stream = stream
         self._stop = StopText(key.params.stop, key.params.include_stop)
         self._output = output
         self._clock = clock
         self._metrics = metrics
         self._on_begin = on_begin
+        self._on_prompt_scores = on_prompt_scores
         self._on_started = on_started
+
+    @property
+    def asks_for_scores(self) -> bool:
+        """Whether its next attempt must make the prompt's logprobs."""
+        return self._asks_for_scores
+
+    @property
+    def attempt_key(self) -> SampleKey:
+        """The key for its next attempt: prompt logprobs are made once."""
+        if self._asks_for_scores or self.key.params.prompt_logprobs is None:
+            return self.key
+        return replace(self.key, params=replace(self.key.params, prompt_logprobs=None))
 
     @property
     def index(self) -> int:
@@ -84,17 +117,35 @@ class Choice:
 
     # --- Sink of the attempts
 
-    def on_tokens(self, attempt: AttemptFacts, token_ids: tuple[int, ...]) -> bool:
+    def on_prompt_logprobs(self, tokens: tuple[TokenLogprobs, ...]) -> None:
+        """All of the prompt's."""
+        self._asks_for_scores = False
+        self._on_prompt_scores(tokens)
+        if self.times.started is not None:
+            self._on_started()
+
+    def on_tokens(
+        self,
+        attempt: AttemptFacts,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        energy_j: float | None,
+    ) -> bool:
         """The next tokens of the attempt, in order. Returns whether the choice has ended."""
         read_s = self._clock.now_s()
+        if energy_j is not None:
+            self._decode_energy.note(attempt, energy_j)
         ids: list[int] = []
         text = ""
         count = 0
-        for token_id in token_ids:
+        for place, token_id in enumerate(token_ids):
             if self.reason is not None:
                 self._metrics.overrun_tokens.inc()
                 continue
             count += 1
+            if logprobs:
+                self.sum_logprob += logprobs[place].logprob
+                self._held_logprobs.append(logprobs[place])
             released = self._take(token_id)
             ids.extend(released.token_ids)
             text += released.text
@@ -105,18 +156,30 @@ class Choice:
             first_index, self.num_shown = self.num_shown, self.num_shown + len(ids)
             self._metrics.tokens.inc(len(ids))
             self._output.put(
-                Tokens(choice=self.index, first_index=first_index, token_ids=tuple(ids), text=text)
+                Tokens(
+                    choice=self.index,
+                    first_index=first_index,
+                    token_ids=tuple(ids),
+                    text=text,
+                    logprobs=self._logprobs_of(len(ids)),
+                )
             )
         if self.reason is FinishReason.STOP_TEXT:
             attempt.end_by_text()
         return self.reason is not None
 
+    def _logprobs_of(self, count: int) -> tuple[TokenLogprobs, ...]:
+        """Of the oldest tokens that are given out now."""
+        if not self._held_logprobs:
+            return ()
+        taken = tuple(self._held_logprobs.popleft() for _ in range(count))
+        return taken if self._shows_logprobs else ()
+
     def on_first_token(self, attempt: AttemptFacts, message: FirstToken) -> None:
         """P's figures."""
         if self.num_cached_tokens is None:
             self.num_cached_tokens = min(message.num_cached_tokens, self.num_prompt_tokens)
-        if message.energy_j is not None:
-            self._prefill_energy_j = (self._prefill_energy_j or 0.0) + message.energy_j
+        self._note_prefill_energy(message.energy_j)
 
     def on_started(self, attempt: AttemptFacts, message: DecodeStarted) -> None:
         """D's figures, and its verdict."""
@@ -126,13 +189,19 @@ class Choice:
         self.kv_bytes, self.transport = message.received_bytes, message.transport
         self._metrics.kv_bytes.inc(message.received_bytes)
         self._metrics.kv_transfer_s.inc(message.transfer_s)
-        self._on_started()
+        self._note_prefill_energy(message.energy_j)
+        if not self._asks_for_scores:
+            self._on_started()
 
     def on_finished(self, attempt: AttemptFacts, message: DecodeFinished) -> None:
         """D's figures at the end."""
         self.times.finished = message
         if message.energy_j is not None:
-            self._decode_energy_j = (self._decode_energy_j or 0.0) + message.energy_j
+            self._decode_energy.note(attempt, message.energy_j)
+
+    def _note_prefill_energy(self, energy_j: float | None) -> None:
+        if energy_j is not None:
+            self._prefill_energy_j = (self._prefill_energy_j or 0.0) + energy_j
 
     # --- text
 
@@ -160,11 +229,11 @@ class Choice:
 
     # --- end
 
-    def finished(self, now_s: float, num_attempts: int) -> Finished:
-        """The closing event; now_s: when the client takes it."""
+    def finished(self, now_s: float, num_attempts: int, delivered_as: int) -> Finished:
+        """The closing event; now_s: when the client takes it; delivered_as: the client's number for this choice."""
         assert self.reason is not None, "a choice finishes with a reason"
         return Finished(
-            choice=self.index,
+            choice=delivered_as,
             reason=self.reason,
             usage=Usage(
                 num_prompt_tokens=self.num_prompt_tokens,
@@ -178,5 +247,5 @@ class Choice:
             kv_bytes=self.kv_bytes,
             transport=self.transport,
             prefill_energy_j=self._prefill_energy_j,
-            decode_energy_j=self._decode_energy_j,
+            decode_energy_j=self._decode_energy.total_j,
         )

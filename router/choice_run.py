@@ -185,6 +185,7 @@ class ChoiceRun:
             avoid=tries.avoid,
             prefer=self._prefer(),
             kept_on=tries.kept_on,
+            takes_hits=not choice.asks_for_scores,
         )
         ticket = Ticket(
             request_id=self._asked.request_id,
@@ -241,7 +242,7 @@ class ChoiceRun:
         return Order(
             token_ids=tuple(need.token_ids),
             num_prompt_tokens=self.choice.num_prompt_tokens,
-            key=self.choice.key,
+            key=self.choice.attempt_key,
             num_strikes=tries.num_strikes,
             priority=self._asked.request.priority,
             age_s=now_s - tries.first_start_s,

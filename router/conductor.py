@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -16,13 +17,19 @@ from pdserve.errors import (
     primary,
 )
 from pdserve.ids import draw_id64
+from pdserve.messages import TokenLogprobs
 from pdserve.request import GenerateRequest, Started, Tokens
-from pdserve.sampling import SampleKey
+from pdserve.sampling import SampleKey, SamplingParams
+from pdserve.tokenizer import Tokenizer
+from router.best_of import KeptTokens, best
 from router.choice import Choice
 from router.choice_run import Asked, ChoiceRun, Parts
+from router.identity import ModelIdentity
 from router.output import Output
+from router.prompt_parts import prompt_parts
 from router.summary import log_finished
-from router.validation import check_ids, check_model, resolve_max_tokens
+from router.text import bad_word_ids
+from router.validation import check_ids, check_model, check_possible, resolve_max_tokens
 
 log = structlog.get_logger()
 
@@ -56,6 +63,15 @@ class Conductor:
         self._ran = False
         self._model = ""
         self._begun = False
+        # Each choice's tokens, if they go to the client only when all have ended (best_of above n).
+        self._kept: list[KeptTokens] | None = [] if request.num_generated_choices > request.n else None
+        self._delivered: list[Choice] = self.choices if self._kept is None else []  # by the client's numbers
+        # A client that holds tokens holds all that comes before them.
+        held = request.resume is not None and request.resume.holds_tokens
+        self._prompt_logprobs = None if held else request.prompt_logprobs
+        self._shows_prompt = not held and (request.echo or self._prompt_logprobs is not None)
+        self._prompt_text = ""
+        self._prompt_scores: tuple[TokenLogprobs, ...] = ()
 
     # --- from outside
 
@@ -73,7 +89,7 @@ class Conductor:
 
     def draining(self) -> Draining:
         """The error with which a draining router ends the request: enough to go on at another router."""
-        shown = ",".join(str(choice.num_shown) for choice in self.choices)
+        shown = ",".join(str(choice.num_shown) for choice in self.choices) if self._kept is None else ""
         return Draining(
             "this router is draining: resume at another one with this seed and the token ids received",
             request_id=self.request_id,
@@ -95,7 +111,7 @@ class Conductor:
 
     def on_taken(self, tokens: Tokens, now_s: float) -> None:
         """A token event leaves for the client."""
-        self.choices[tokens.choice].times.on_first_written(now_s)
+        self._delivered[tokens.choice].times.on_first_written(now_s)
 
     def log_if_stuck(self, now_s: float) -> None:
         """Say so once if an attempt has been in one state for long."""
@@ -172,57 +188,94 @@ class Conductor:
         identity = await parts.fleet.get_identity(parts.config.timeouts.worker_wait_s)
         check_model(request.model, identity.model)
         self._model = identity.model
-        if isinstance(request.input, tuple):
-            self.prompt_ids = request.input
-        else:
-            self.prompt_ids = await parts.text.encode(tokenizer, request.input)
+        self.prompt_ids = await self._read_prompt(tokenizer)
         check_ids(request, self.prompt_ids, identity.vocab_size)
         max_tokens = resolve_max_tokens(request, len(self.prompt_ids), parts.fleet.window_tokens)
         if request.resume is not None:
             self.seed = request.resume.seed
         else:
             self.seed = request.seed if request.seed is not None else draw_id64(parts.random)
+        key = SampleKey(
+            params=self._worker_params(),
+            seed=self.seed,
+            choice=0,
+            eos_token_ids=identity.eos_token_ids,
+            max_tokens=max_tokens,
+            bad_word_ids=bad_word_ids(tokenizer, request.sampling.bad_words),
+        )
+        check_possible(key, identity.vocab_size)
         parts.metrics.prompt_tokens.inc(len(self.prompt_ids))
-        for index in range(request.n):
-            key = SampleKey(
-                params=request.sampling,
-                seed=self.seed,
-                choice=index,
-                eos_token_ids=identity.eos_token_ids,
-                max_tokens=max_tokens,
-            )
-            choice = Choice(
-                self.prompt_ids,
-                key,
-                tokenizer.stream(),
-                self.output,
-                self.received_s,
-                parts.clock,
-                parts.metrics,
-                on_begin=self._begin_stream,
-                on_started=self._first_started.set,
-            )
-            if request.resume is not None:
-                choice.restore(request.resume.choices[index])
-            run = ChoiceRun(
-                parts,
-                Asked(
-                    request=request,
-                    identity=identity,
-                    request_id=self.request_id,
-                    received_s=self.received_s,
-                    left_s=self._left_s,
-                ),
-                choice,
-                begun=choice.num_generated > 0,
-                prefer=self._first_pair if index > 0 else lambda: None,
-                on_placed=give_back,
-            )
+        for index in range(request.num_generated_choices):
+            choice = self._make_choice(replace(key, choice=index), tokenizer)
             self.choices.append(choice)
-            self.runs.append(run)
+            self.runs.append(self._make_run(choice, identity, give_back))
+
+    async def _read_prompt(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        request, text = self.request, self._parts.text
+        if isinstance(request.input, tuple):
+            ids = request.input
+        else:
+            ids = await text.encode(tokenizer, request.input)
+        keep = request.truncate_prompt_tokens
+        is_cut = keep is not None and keep < len(ids)
+        if keep is not None and is_cut:
+            ids = ids[-keep:]
+        if self._shows_prompt and request.echo:
+            as_given = isinstance(request.input, str) and not is_cut
+            self._prompt_text = str(request.input) if as_given else await text.decode(tokenizer, ids)
+        return ids
+
+    def _worker_params(self) -> SamplingParams:
+        """What workers are asked to do. Words are ids by then; choices can be compared only by their logprobs."""
+        params = self.request.sampling
+        logprobs = 0 if params.logprobs is None and self._kept is not None else params.logprobs
+        return replace(params, bad_words=(), logprobs=logprobs, prompt_logprobs=self._prompt_logprobs)
+
+    def _make_choice(self, key: SampleKey, tokenizer: Tokenizer) -> Choice:
+        parts, request = self._parts, self.request
+        is_first = key.choice == 0
+        if self._kept is not None:
+            self._kept.append(KeptTokens())
+        choice = Choice(
+            self.prompt_ids,
+            key,
+            tokenizer.stream(),
+            self.output if self._kept is None else self._kept[-1],
+            self.received_s,
+            parts.clock,
+            parts.metrics,
+            asks_for_scores=is_first and self._prompt_logprobs is not None and len(self.prompt_ids) > 1,
+            shows_logprobs=request.sampling.logprobs is not None,
+            on_begin=self._begin_stream,
+            on_prompt_scores=self._take_prompt_scores,
+            on_started=self._first_started.set,
+        )
+        if request.resume is not None and self._kept is None:
+            choice.restore(request.resume.choices[key.choice])
+        return choice
+
+    def _make_run(self, choice: Choice, identity: ModelIdentity, give_back: Callable[[], None]) -> ChoiceRun:
+        return ChoiceRun(
+            self._parts,
+            Asked(
+                request=self.request,
+                identity=identity,
+                request_id=self.request_id,
+                received_s=self.received_s,
+                left_s=self._left_s,
+            ),
+            choice,
+            begun=choice.num_generated > 0,
+            prefer=self._first_pair if choice.index > 0 else lambda: None,
+            on_placed=give_back,
+        )
+
+    def _take_prompt_scores(self, scores: tuple[TokenLogprobs, ...]) -> None:
+        self._prompt_scores = scores
+        self._begin_stream(0)  # none of it was a hit
 
     def _begin_stream(self, num_cached_tokens: int) -> None:
-        """The first event of the stream, before the first token of any choice."""
+        """The first events of the stream, before the first token of any choice."""
         if self._begun:
             return
         self._begun = True
@@ -237,6 +290,9 @@ class Conductor:
                 model=self._model,
             )
         )
+        if self._shows_prompt:
+            for part in prompt_parts(self.prompt_ids, self._prompt_text, self._prompt_scores):
+                self.output.put(part)
 
     # --- choices
 
@@ -248,10 +304,24 @@ class Conductor:
         if choice.index == 0:
             self._first_started.set()
         self._begin_stream(choice.num_cached_tokens or 0)
-        self.output.put_made(lambda now_s: choice.finished(now_s, run.tries.num_attempts))
+        if self._kept is None:
+            self._put_finished(choice, choice.index)
         self._num_closed += 1
         if self._num_closed == len(self.choices):
+            if self._kept is not None:
+                self._deliver_best(self._kept)
             self.output.end()
+
+    def _deliver_best(self, kept: list[KeptTokens]) -> None:
+        self._delivered = best(self.choices, self.request.n)
+        for number, choice in enumerate(self._delivered):
+            self.output.put(kept[choice.index].deliver(number))
+            self._put_finished(choice, number)
+
+    def _put_finished(self, choice: Choice, number: int) -> None:
+        """number: the client's, for this choice."""
+        tries = self.runs[choice.index].tries
+        self.output.put_made(lambda now_s: choice.finished(now_s, tries.num_attempts, number))
 
     def _first_pair(self) -> tuple[str, str] | None:
         return self.runs[0].pair

@@ -20,6 +20,7 @@ class Need:
     avoid       (prefill id or "", decode id) -> how often this request failed there
     prefer      such a pair that is taken if it is possible at all (later choices of one request)
     kept_on     a prefill worker that may still hold the blocks of an earlier attempt, and how many tokens of them
+    takes_hits  False: all of it is computed anew (prompt logprobs)
     """
 
     identity: ModelIdentity
@@ -29,6 +30,7 @@ class Need:
     avoid: dict[tuple[str, str], int] = field(default_factory=dict)
     prefer: tuple[str, str] | None = None
     kept_on: tuple[WorkerRef, int] | None = None
+    takes_hits: bool = True
     _hashes: dict[tuple[bytes, int], list[bytes]] = field(default_factory=dict)
 
     @property
@@ -55,6 +57,8 @@ class Need:
 
     def num_uncached_tokens(self, member: Member) -> int:
         """What this worker would have to compute: at least one token."""
+        if not self.takes_hits:
+            return self.num_tokens
         cached = self.num_cached_tokens(member)
         if self.kept_on is not None and self.kept_on[0] == member.ref:
             cached = max(cached, min(self.kept_on[1], self.num_tokens - 1))

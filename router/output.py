@@ -29,7 +29,7 @@ class _Entry:
 class _TokenEntry(_Entry):
     """Tokens of one choice, still growing."""
 
-    __slots__ = ("choice", "first_index", "texts", "token_ids")
+    __slots__ = ("choice", "first_index", "logprobs", "texts", "token_ids")
 
     def __init__(self, event: Tokens, put_s: float) -> None:
         super().__init__(self._joined, put_s)
@@ -37,11 +37,13 @@ class _TokenEntry(_Entry):
         self.first_index = event.first_index
         self.token_ids = list(event.token_ids)
         self.texts = [event.text]
+        self.logprobs = list(event.logprobs)
 
     def add(self, event: Tokens) -> None:
         assert event.first_index == self.first_index + len(self.token_ids), "token events leave no gap"
         self.token_ids.extend(event.token_ids)
         self.texts.append(event.text)
+        self.logprobs.extend(event.logprobs)
 
     def _joined(self, now_s: float) -> Tokens:
         return Tokens(
@@ -49,6 +51,7 @@ class _TokenEntry(_Entry):
             first_index=self.first_index,
             token_ids=tuple(self.token_ids),
             text="".join(self.texts),
+            logprobs=tuple(self.logprobs),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from pdserve.errors import Incompatible, NoWorker
+from pdserve.errors import Incompatible, InvalidRequest, NoWorker
 from pdserve.messages import Hello, TokenizerFile
 from pdserve.request import Chat
 from pdserve.tokenizer import Tokenizer
@@ -131,6 +131,21 @@ class ModelText:
     async def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
         return await self._work.run(lambda: tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """How the model may write these words: at the beginning of a text, and behind a space. docs/sampling.md.
+
+    Raises InvalidRequest for a word that the tokenizer has no ids for.
+    """
+    found: dict[tuple[int, ...], None] = {}  # in order, each once
+    for word in words:
+        bare = word.strip()
+        spelled = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
+        if not all(spelled):
+            raise InvalidRequest("a bad word has no tokens", value=word)
+        found.update(dict.fromkeys(spelled))
+    return tuple(found)
 
 
 def _encoding(tokenizer: Tokenizer, text: str) -> Callable[[], tuple[int, ...]]:

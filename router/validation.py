@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pdserve.errors import InvalidRequest, UnknownModel
 from pdserve.request import GenerateRequest
+from pdserve.sampling import SampleKey, forbidden_until_min
 
 
 def check_model(asked: str, served: str) -> None:
@@ -19,7 +20,12 @@ def check_ids(request: GenerateRequest, prompt_ids: Sequence[int], vocab_size: i
     if not prompt_ids:
         raise InvalidRequest("the prompt has no tokens")
     resumed = [choice.token_ids for choice in request.resume.choices] if request.resume is not None else []
-    named = [("token_ids", prompt_ids), ("stop_token_ids", request.sampling.stop_token_ids)]
+    params = request.sampling
+    named: list[tuple[str, Sequence[int]]] = [("token_ids", prompt_ids)]
+    named += [
+        (name, getattr(params, name)) for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
+    ]
+    named.append(("logit_bias", [token_id for token_id, _ in params.logit_bias]))
     named += [("resume.token_ids", ids) for ids in resumed]
     for name, ids in named:
         worst = max(ids, default=0)
@@ -27,6 +33,19 @@ def check_ids(request: GenerateRequest, prompt_ids: Sequence[int], vocab_size: i
             raise InvalidRequest(
                 f"{name} holds an id outside the vocabulary", limit=vocab_size - 1, value=worst
             )
+
+
+def check_possible(key: SampleKey, vocab_size: int) -> None:
+    """Raises InvalidRequest if every token is ruled out whatever comes."""
+    params = key.params
+    ruled_out = {*params.banned_token_ids, *(word[0] for word in key.bad_word_ids if len(word) == 1)}
+    ruled_out.update(forbidden_until_min(key, 0))
+    allowed = params.allowed_token_ids or range(vocab_size)
+    if all(token_id in ruled_out for token_id in allowed):
+        raise InvalidRequest(
+            "no token is left: banned_token_ids, bad_words and, before min_tokens, the ends rule out all allowed ones",
+            allowed=len(allowed),
+        )
 
 
 def resolve_max_tokens(request: GenerateRequest, num_prompt_tokens: int, window_tokens: int) -> int:

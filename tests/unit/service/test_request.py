@@ -58,7 +58,7 @@ BAD: list[tuple[pb.GenerateRequest, str]] = [
     (message(priority=1001), "priority out of range .*±1000, value=1001"),
     (message(user="u" * 129), "user is too long .*limit=128, value=129"),
     (message(cache_salt="u" * 129), "cache_salt is too long"),
-    (message(truncate_prompt_tokens=4), "truncate_prompt_tokens is not supported yet"),
+    (message(truncate_prompt_tokens=0), "truncate_prompt_tokens must be at least 1 .*value=0"),
     (chat(), "at least one message"),
     (chat(("robot", "hi")), "unknown chat role .*role=robot"),
     (chat(("user", "hi"), continue_final_message=True), "continue_final_message"),
@@ -77,6 +77,34 @@ BAD: list[tuple[pb.GenerateRequest, str]] = [
     (sampling(stop=["x" * 257]), "stop string's length .*limit=1 to 256, value=257"),
     (sampling(stop_token_ids=[1] * 129), "too many stop_token_ids"),
     (sampling(stop_token_ids=[100]), "stop_token_ids .*limit=99"),
+    (sampling(top_p=-0.1), "top_p .*value=-0.1"),
+    (sampling(min_p=-0.25), "min_p out of range .*limit=0 to 1, value=-0.25"),
+    (sampling(min_p=1.25), "min_p out of range"),
+    (sampling(min_p=float("nan")), "min_p out of range"),
+    (sampling(typical_p=0.0), "typical_p must be above 0 and at most 1 .*value=0.0"),
+    (sampling(typical_p=1.5), "typical_p .*value=1.5"),
+    (sampling(repetition_penalty=0.0), "repetition_penalty must be finite and above 0 .*value=0.0"),
+    (sampling(repetition_penalty=float("inf")), "repetition_penalty .*value=inf"),
+    (sampling(presence_penalty=2.5), "presence_penalty out of range .*limit=±2, value=2.5"),
+    (sampling(presence_penalty=float("nan")), "presence_penalty out of range"),
+    (sampling(frequency_penalty=-3.0), "frequency_penalty out of range .*limit=±2, value=-3.0"),
+    (sampling(logit_bias={7: 101.0}), "logit_bias out of range .*limit=±100, value=101.0, token_id=7"),
+    (sampling(logit_bias={7: float("nan")}), "logit_bias out of range"),
+    (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "too many logit_bias .*limit=1024, value=1025"),
+    (sampling(allowed_token_ids=[100]), "allowed_token_ids .*limit=99, value=100"),
+    (sampling(banned_token_ids=[100]), "banned_token_ids .*limit=99, value=100"),
+    (sampling(allowed_token_ids=[1] * 16385), "too many allowed_token_ids .*limit=16384, value=16385"),
+    (sampling(banned_token_ids=[1] * 16385), "too many banned_token_ids"),
+    (sampling(allowed_token_ids=[1, 2], banned_token_ids=[2, 1]), "banned_token_ids leave none"),
+    (sampling(bad_words=[" "]), "bad word's length .*limit=1 to 128, value=0"),
+    (sampling(bad_words=["x" * 129]), "bad word's length .*value=129"),
+    (sampling(bad_words=["x"] * 129), "too many bad_words .*limit=128, value=129"),
+    (sampling(logprobs=21), "^logprobs out of range .*limit=0 to 20, value=21"),
+    (sampling(prompt_logprobs=21), "^prompt_logprobs out of range .*limit=0 to 20, value=21"),
+    (sampling(n=2, best_of=1), r"best_of out of range .*limit=2 \(n\) to 4, value=1"),
+    (sampling(n=2, best_of=5), "best_of out of range .*value=5"),
+    (sampling(n=2, best_of=3, temperature=0), "best_of above n needs a temperature .*limit=2, value=3"),
+    (resume(7, [1], [], sampling=pb.SamplingParams(n=2, best_of=3)), "best_of above n .*limit=2, value=3"),
     (sampling(n=0), "n out of range"),
     (sampling(n=5), "n out of range .*limit=1 to 4, value=5"),
     (resume(0, [1]), "resume needs the seed"),
@@ -100,19 +128,6 @@ def test_bad_requests_are_refused_by_name(msg: pb.GenerateRequest, said: str) ->
 
 
 LATER: dict[str, Any] = {
-    "min_p": 0.1,
-    "typical_p": 0.9,
-    "repetition_penalty": 1.1,
-    "presence_penalty": 0.1,
-    "frequency_penalty": 0.1,
-    "logit_bias": {1: 0.5},
-    "best_of": 2,
-    "logprobs": 1,
-    "prompt_logprobs": 1,
-    "echo": True,
-    "allowed_token_ids": [1],
-    "banned_token_ids": [1],
-    "bad_words": ["x"],
     "json_schema": "{}",
     "regex": "a+",
     "grammar": "root ::= 'a'",
@@ -152,6 +167,19 @@ params = st.builds(
     temperature=st.floats(0, 10, width=32),
     top_k=st.integers(0, 100),
     top_p=st.floats(0.125, 1, width=32),
+    min_p=st.floats(0, 1, width=32),
+    typical_p=st.floats(0.125, 1, width=32),
+    repetition_penalty=st.floats(0.125, 10, width=32),
+    presence_penalty=st.floats(-2, 2, width=32),
+    frequency_penalty=st.floats(-2, 2, width=32),
+    logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100, width=32), max_size=3).map(
+        lambda biases: tuple(sorted(biases.items()))
+    ),
+    allowed_token_ids=st.lists(st.integers(0, 49), max_size=3).map(tuple),
+    banned_token_ids=st.lists(st.integers(50, 99), max_size=3).map(tuple),
+    bad_words=st.lists(texts.map(lambda text: text + "x"), max_size=2).map(tuple),
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
     min_tokens=st.integers(0, 5),
     max_tokens=st.none() | st.integers(5, 100),
     stop=st.lists(texts, max_size=3).map(tuple),
@@ -174,6 +202,9 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
         sampling=draw(params),
         seed=seed,
         n=n,
+        best_of=draw(st.none() | st.just(n)),
+        echo=draw(st.booleans()),
+        truncate_prompt_tokens=draw(st.none() | st.integers(1, 2**32 - 1)),
         priority=draw(st.integers(-1000, 1000)),
         user=draw(st.text(max_size=4)),
         resume=Resume(seed, tuple(held)) if held is not None and seed is not None else None,
@@ -186,6 +217,16 @@ def test_a_valid_request_survives_the_wire(request: GenerateRequest) -> None:
     octets = request.to_proto().SerializeToString()
     back = GenerateRequest.from_proto(pb.GenerateRequest.FromString(octets), max_n=4, vocab_size=100)
     assert back == request
+
+
+def test_an_echo_has_the_logprobs_that_its_tokens_have() -> None:
+    def asked(**fields: Any) -> int | None:
+        return GenerateRequest.from_proto(sampling(**fields)).prompt_logprobs
+
+    assert asked(echo=True, logprobs=3) == 3
+    assert asked(echo=True, logprobs=3, prompt_logprobs=0) == 0
+    assert asked(logprobs=3) is None
+    assert asked(echo=True) is None
 
 
 def test_missing_resume_choices_are_empty_ones() -> None:
