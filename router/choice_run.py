@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from pdserve.clock import Clock
-from pdserve.errors import Draining, KvCorrupt, LinkLost
+from pdserve.errors import KvCorrupt, LinkLost
 from pdserve.ids import Random, draw_id64
 from pdserve.request import GenerateRequest
 from pdserve.service.config import Config
@@ -145,8 +145,7 @@ class ChoiceRun:
             return
         if outcome.refused_by is not None:
             self._parts.fleet.mark_refusing(outcome.refused_by, error)
-        elif isinstance(error, Draining):
-            self._parts.fleet.mark_draining(attempt.decode)
+        # Draining in a Failed says nothing about who drains: D passes its prefill worker's on. Load reports do.
         if isinstance(error, LinkLost) and attempt.prefill is not None:
             self._parts.fleet.mark_link_lost(attempt.prefill, attempt.decode, error.generation)
         if isinstance(error, KvCorrupt) and attempt.prefill is not None:

@@ -84,7 +84,7 @@ class StepBegun:
 
 @dataclass(frozen=True, slots=True)
 class EngineBeat:
-    """A turn of the engine owner is over.
+    """A turn of the engine owner is over; said when something has changed, and at each heartbeat.
 
     num_steps  steps computed since start
     has_work   there is something that the next step can compute

@@ -36,6 +36,7 @@ class Reporter:
         if now_s < self._next_beat_s:
             return False
         self._next_beat_s = now_s + self._heartbeat_s
+        self._beat = None  # the next one is said even if nothing has changed: this owner lives
         return True
 
     def wait_s(self) -> float:

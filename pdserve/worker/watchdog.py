@@ -9,10 +9,13 @@ from pdserve.worker.messages import EngineBeat, StepBegun
 _LEAST_S = 5.0
 _SLOWEST_FACTOR = 10.0
 _NUM_RECENT = 256
+_SILENT_BEATS = 2.5  # an owner has a turn, and says so, at each heartbeat
 
 
 class Watchdog:
     """Work in hand and an unchanged step counter, for longer than any recent step explains: the engine hangs.
+
+    So it does if its owner says nothing at all for so long: what was sent to it is work that nobody else can see.
 
     Loop only. Time is counted in ticks of the caller's heartbeat: a process that was stopped and continued, or a
     loop that stood still itself, sees one late tick and not a silent engine.
@@ -26,6 +29,7 @@ class Watchdog:
         self._new_shape = False
         self._in_step = False
         self._unchanged_s = 0.0
+        self._silent_s = 0.0
 
     @property
     def limit_s(self) -> float:
@@ -39,7 +43,8 @@ class Watchdog:
     @property
     def expects_step(self) -> bool:
         """Whether the step counter should move: what a heartbeat says as `has_work`."""
-        return self._has_work and not self._new_shape
+        is_silent = self._silent_s > _SILENT_BEATS * self._heartbeat_s
+        return (self._has_work or is_silent) and not self._new_shape
 
     def is_busy_for(self, wait_s: float) -> bool:
         """Whether the engine is in a step that may well last so long."""
@@ -47,6 +52,7 @@ class Watchdog:
 
     def on_step_begun(self, begun: StepBegun) -> None:
         self._in_step = True
+        self._silent_s = 0.0
         self._has_work = True
         self._new_shape = begun.new_shape
 
@@ -55,14 +61,17 @@ class Watchdog:
             self._recent_s.append(beat.step_s)
             self._unchanged_s = 0.0
         self._in_step = False
+        self._silent_s = 0.0
         self._new_shape = False
         self._num_steps = beat.num_steps
         self._has_work = beat.has_work
 
     def tick(self) -> float | None:
-        """One heartbeat has passed. Returns the seconds without a step if the engine hangs, else None."""
-        if not self.expects_step:
-            self._unchanged_s = 0.0
+        """One heartbeat has passed. Returns the seconds without a sign of the engine if it hangs, else None."""
+        if self._new_shape:
+            self._unchanged_s = self._silent_s = 0.0
             return None
-        self._unchanged_s += self._heartbeat_s
-        return self._unchanged_s if self._unchanged_s > self.limit_s else None
+        self._silent_s += self._heartbeat_s
+        self._unchanged_s = self._unchanged_s + self._heartbeat_s if self._has_work else 0.0
+        worst_s = max(self._unchanged_s, self._silent_s)
+        return worst_s if worst_s > self.limit_s else None

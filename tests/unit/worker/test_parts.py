@@ -32,11 +32,19 @@ class TestWatchdog:
 
     def test_idle_is_no_hang_and_steps_count_anew(self) -> None:
         watchdog = Watchdog(0.5)
-        watchdog.on_beat(EngineBeat(1, False, 0.01))
-        assert self.ticks_until_alarm(watchdog) is None
+        for _ in range(100):
+            watchdog.on_beat(EngineBeat(1, False, 0.01))
+            assert watchdog.tick() is None
         for step in range(2, 100):
             watchdog.on_beat(EngineBeat(step, True, 0.01))
             assert all(watchdog.tick() is None for _ in range(9))
+
+    def test_an_idle_owner_that_says_nothing_hangs_too(self) -> None:
+        watchdog = Watchdog(0.5)
+        watchdog.on_beat(EngineBeat(1, False, 0.01))
+        assert not watchdog.expects_step
+        assert self.ticks_until_alarm(watchdog) == 11
+        assert watchdog.expects_step, "routers are told of work in hand, as they can't see what was sent to it"
 
     def test_a_step_that_never_ends_is_found_though_the_engine_was_idle_before(self) -> None:
         watchdog = Watchdog(0.5)
