@@ -110,3 +110,18 @@ async def test_a_draining_router_serves_what_runs_and_ends_the_rest_with_resume_
         await long.end()
         assert isinstance(long.error, Draining)
         assert long.error.fields["seed"] == 43 and long.error.fields["num_tokens"] == "2"
+
+
+@virtual
+async def test_a_prefill_worker_that_gives_up_draining_leaves_its_decode_worker_in_use() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client = cluster.generate("hello", max_tokens=1)
+        start = await d.expect(StartDecode)
+        d.grant(start)
+        await p.expect(StartPrefill)
+        d.fail(start, Draining("the worker is draining"))  # the error of P's WITHDRAW, passed on
+        d.grant(await d.expect(StartDecode))
+        p.first(await p.expect(StartPrefill), A, FinishReason.LENGTH)
+        await client.end()
+        assert client.error is None
