@@ -396,6 +396,9 @@ class PrefillCore:
                     "attempt.stuck", handle=attempt.handle, state=attempt.state.value,
                     peer=str(attempt.lease.decode_worker), age_s=round(age_s, 3),
                 )  # fmt: skip
+                if attempt.state is PrefillState.ENDED:  # the decode worker should have let go long ago
+                    error = WorkerLost("the decode worker doesn't let go", waited_s=round(age_s, 3))
+                    self._offering.give_up(attempt.lease, error)
         self._reporter.count(self._count())
 
     def _tell_credits(self) -> None:

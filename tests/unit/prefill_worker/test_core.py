@@ -113,6 +113,20 @@ class TestOnePrompt:
         assert not bench.said(Failed)
         bench.assert_at_rest()
 
+    def test_a_lease_that_nobody_ends_after_a_final_first_token_is_given_up(self) -> None:
+        bench = PrefillBench()
+        bench.start(1, 40, max_tokens=1)
+        bench.run()
+        bench.clock.advance(4.5)
+        bench.turn()
+        assert bench.leases(Withdraw) == []
+        bench.clock.advance(1.0)
+        bench.turn()
+        assert bench.leases(Withdraw) == [1]
+        bench.close(1, WorkerLost("withdrawn"))
+        assert not bench.said(Failed)
+        bench.assert_at_rest()
+
     def test_times_are_of_the_queue_and_of_the_prefill(self) -> None:
         bench = PrefillBench(chunk_tokens=32)
         bench.start(1, 64)
