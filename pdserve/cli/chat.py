@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from pdserve.cli.prompt import add_sampling, sampling_of, unicode_of
+from pdserve.cli.sampling_flags import add_sampling, sampling_of, unicode_of
 from pdserve.cli.target import add_target, open_client
 from pdserve.errors import InvalidRequest, PdserveError
 from pdserve.request import Chat, ChatMessage, GenerateRequest

@@ -7,12 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-from pdserve.cli.prompt import add_sampling, request_of
+from pdserve.cli.prompt import request_of
+from pdserve.cli.sampling_flags import add_output, add_sampling
 from pdserve.cli.target import add_target, open_client
 
 DESCRIPTION = """\
 Sends one prompt to a running cluster and prints the text as it comes; with --json one object at the end: request_id,
-prompt_token_ids, token_ids, text, finish_reason, usage, timings (ms), attempts, and the workers that did it.
+prompt_token_ids, token_ids, text, finish_reason, usage, timings (ms), attempts, and the workers that did it; of several
+answers the first one's, and all of them under `choices`.
 PROMPT is continued as it stands; with --chat it is a user's message, put through the model's own chat template.
 """
 
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="one JSON object at the end, no text while it is made"
     )
     add_sampling(parser)
+    add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = request_of(arguments)
     from pdserve.cli.answer import Answer
 
-    answer = Answer()
+    answer = Answer(request.n)
     with open_client(arguments) as client:
         for event in client.generate(request, deadline_s=arguments.deadline_s):
             text = answer.add(event)
@@ -47,6 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
                 sys.stdout.flush()
     if arguments.json:
         print(json.dumps(answer.to_json(), ensure_ascii=False))
-    elif not answer.text.endswith("\n"):
+    elif not answer.ends_line:
         print()
     return 0

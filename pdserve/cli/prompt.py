@@ -7,66 +7,14 @@ import json
 import sys
 from pathlib import Path
 
+from pdserve.cli.sampling_flags import request_with, unicode_of
 from pdserve.errors import InvalidRequest
 from pdserve.request import Chat, ChatMessage, GenerateRequest, Input
-from pdserve.sampling import SamplingParams
-
-
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen and when the text ends. What isn't given is the router's default."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--max-tokens", type=int, metavar="N", help="most tokens to generate (default: what is left)"
-    )
-    group.add_argument("--temperature", type=float, default=1.0, metavar="F", help="0 = greedy (default 1)")
-    group.add_argument(
-        "--top-k", type=int, default=0, metavar="N", help="only the N most likely (default 0 = off)"
-    )
-    group.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="F",
-        help="only the most likely of this sum (default 1 = off)",
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="equal seeds give equal text (default: drawn)")
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="S", help="end before this text; repeatable"
-    )
-    group.add_argument("--ignore-eos", action="store_true", help="go on behind the end-of-sequence token")
-
-
-def sampling_of(arguments: argparse.Namespace) -> SamplingParams:
-    """Values are checked by the router; here only what the wire can't carry."""
-    for name in ("max_tokens", "top_k", "seed"):
-        value = getattr(arguments, name)
-        bits = 64 if name == "seed" else 32
-        if value is not None and not 0 <= value < 1 << bits:
-            raise InvalidRequest(
-                f"--{name.replace('_', '-')} out of range", limit=f"0 to 2^{bits} - 1", value=value
-            )
-    return SamplingParams(
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        max_tokens=arguments.max_tokens,
-        stop=tuple(unicode_of(text, "--stop") for text in arguments.stop),
-        ignore_eos=arguments.ignore_eos,
-    )
 
 
 def request_of(arguments: argparse.Namespace) -> GenerateRequest:
     """The request of `pdserve generate`. Raises InvalidRequest; reads a file or standard input if asked to."""
-    return GenerateRequest(input=_input_of(arguments), sampling=sampling_of(arguments), seed=arguments.seed)
-
-
-def unicode_of(text: str, where: str) -> str:
-    """Text of the command line that is not UTF-8 arrives with surrogates, which can't be sent."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"{where} is not valid UTF-8") from None
-    return text
+    return request_with(arguments, _input_of(arguments))
 
 
 def _input_of(arguments: argparse.Namespace) -> Input:

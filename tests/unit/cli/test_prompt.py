@@ -10,7 +10,8 @@ import pytest
 from pdserve.cli.main import build_parser
 from pdserve.cli.prompt import request_of
 from pdserve.errors import InvalidRequest
-from pdserve.request import Chat, ChatMessage
+from pdserve.request import Chat, ChatMessage, GenerateRequest
+from pdserve.sampling import SamplingParams
 
 
 def parsed(*argv: str) -> argparse.Namespace:
@@ -18,23 +19,55 @@ def parsed(*argv: str) -> argparse.Namespace:
 
 
 def test_text_with_all_settings() -> None:
-    line = "--max-tokens 5 --temperature 0.5 --top-k 7 --top-p 0.9 --seed 3 --stop a --stop b --ignore-eos"
-    request = request_of(parsed(*line.split(), "the prompt"))
-    assert request.input == "the prompt"
-    assert request.seed == 3
-    params = request.sampling
-    assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (5, 0.5, 7, 0.9)
-    assert (params.stop, params.ignore_eos) == (("a", "b"), True)
+    line = (
+        "--max-tokens 5 --temperature 0.5 --top-k 7 --top-p 0.9 --min-p 0.1 --typical-p 0.8 --seed 3 "
+        "--repetition-penalty 1.2 --presence-penalty -0.5 --frequency-penalty 0.25 --logit-bias 7=-1.5 "
+        "--logit-bias 2=3 --allowed-token-id 4 --allowed-token-id 5 --banned-token-id 6 --bad-word x "
+        "--min-tokens 2 --stop a --stop b --stop-token-id 9 --include-stop --ignore-eos "
+        "--n 2 --best-of 3 --logprobs 4 --prompt-logprobs 1 --echo --truncate-prompt-tokens 50"
+    )
+    assert request_of(parsed(*line.split(), "the prompt")) == GenerateRequest(
+        input="the prompt",
+        sampling=SamplingParams(
+            temperature=0.5,
+            top_k=7,
+            top_p=0.9,
+            min_p=0.1,
+            typical_p=0.8,
+            repetition_penalty=1.2,
+            presence_penalty=-0.5,
+            frequency_penalty=0.25,
+            logit_bias=((2, 3.0), (7, -1.5)),
+            allowed_token_ids=(4, 5),
+            banned_token_ids=(6,),
+            bad_words=("x",),
+            min_tokens=2,
+            max_tokens=5,
+            stop=("a", "b"),
+            include_stop=True,
+            stop_token_ids=(9,),
+            ignore_eos=True,
+            logprobs=4,
+            prompt_logprobs=1,
+        ),
+        seed=3,
+        n=2,
+        best_of=3,
+        echo=True,
+        truncate_prompt_tokens=50,
+    )
+
+
+def test_every_field_of_a_request_has_a_flag() -> None:
+    """But for what a terminal has no use for."""
+    flags = vars(parsed("x"))
+    fields = {*SamplingParams.__dataclass_fields__, *GenerateRequest.__dataclass_fields__}
+    fields -= {"input", "request_id", "model", "sampling", "priority", "user", "resume", "cache_salt"}
+    assert all(field in flags or field.removesuffix("s") in flags for field in fields)
 
 
 def test_defaults_are_those_of_the_service() -> None:
-    request = request_of(parsed("x"))
-    assert request.seed is None
-    assert (request.sampling.max_tokens, request.sampling.temperature, request.sampling.top_p) == (
-        None,
-        1.0,
-        1.0,
-    )
+    assert request_of(parsed("x")) == GenerateRequest(input="x")
 
 
 def test_a_chat() -> None:
@@ -79,11 +112,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("x --max-tokens -1", "--max-tokens"),
         ("x --top-k -1", "--top-k"),
         ("x --seed 18446744073709551616", "--seed"),
+        ("x --min-tokens -1", "--min-tokens"),
+        ("x --n -1", "--n"),
+        ("x --logprobs -1", "--logprobs"),
+        ("x --banned-token-id -1", "--banned-token-id"),
     ],
 )
 def test_what_does_not_go_together(line: str, named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         request_of(parsed(*line.split()))
+
+
+@pytest.mark.parametrize("bias", ["7", "7:1", "=1", "7=x", "-1=2", "4294967296=1"])
+def test_a_bias_is_an_id_and_a_number(bias: str) -> None:
+    with pytest.raises(SystemExit):
+        parsed(f"--logit-bias={bias}", "x")
 
 
 def test_text_that_is_not_utf8() -> None:
