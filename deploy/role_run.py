@@ -148,7 +148,9 @@ class RoleRun:
         setup, config, runner = self._setup, self._setup.config, self._setup.model.runner
         from_engine = ports.inbox(self._on_engine_message)
         from_transfer = ports.inbox(self._on_transfer_message)
-        meter = MeteredRunner(runner, ports.clock, lambda new_shape: from_engine(StepBegun(new_shape)))
+        meter = MeteredRunner(
+            runner, ports.clock, lambda new_shape: from_engine(StepBegun(new_shape)), ports.energy
+        )
         self._engine = Engine(meter, limits_of(self.role, config.engine), ports.clock)
         to_transfer = _Relay()
         self._core = self._make_core(ports, meter, to_transfer, from_engine)

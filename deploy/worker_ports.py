@@ -9,6 +9,7 @@ from typing import Protocol
 
 from kv_transfer.transports.port import Network
 from pdserve.clock import Clock
+from pdserve.energy import EnergyMeter
 from pdserve.engine.port import Runner
 from pdserve.ids import Random, WorkerRef
 from pdserve.owner import Owner, Post, Waiter
@@ -47,6 +48,7 @@ class WorkerPorts:
     random_for  a source for one owner: "engine", "transfer", "loop"
     network     joins the links' network: (the KV pool, wake of the transfer owner's driver) → its end
     inbox       makes the way of one sender's messages to the loop: function that takes them in → post
+    energy      of what the model computes on; None = the machine can't tell
     sleep       between heartbeats; a simulated process that is stopped doesn't return from it
     """
 
@@ -57,6 +59,7 @@ class WorkerPorts:
     inbox: Callable[[Callable[[object], None]], Post]
     dialer: SessionDialer
     resolver: Resolver
+    energy: EnergyMeter | None = None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 

@@ -20,6 +20,7 @@ from pdserve.messages import Role
 from pdserve.modelstore.resolve import resolve
 from pdserve.owner import Owner, Waiter
 from pdserve.service.config import Config, EngineConfig
+from pdserve.service.energy import find_energy_meter
 from pdserve.service.grpc_session import GrpcDialer
 from pdserve.service.http import HttpServer
 from pdserve.service.lifecycle import EXIT_OK, EXIT_UNSOUND, StopSignals
@@ -202,6 +203,7 @@ def _real_ports(setup: WorkerSetup, clock: Clock, random: Random, dialer: GrpcDi
         inbox=lambda deliver: LoopInbox(loop, deliver).post,
         dialer=dialer,
         resolver=DnsResolver(),
+        energy=find_energy_meter(clock, setup.model.runner.card.gpus),
     )
 
 

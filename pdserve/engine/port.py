@@ -88,6 +88,7 @@ class ModelCard:
     window_tokens  the model's context window; cache_seed: the model's part of the block hash
     numerics       workers of equal text give equal bits (dtype, threads, CPU capability, library versions)
     step_errors_are_sound  after `run` raised, the process may go on: all its work was done or never begun (a CPU)
+    gpus           that it computes on, by their driver's (NVML) index
     """
 
     name: str
@@ -99,6 +100,7 @@ class ModelCard:
     deterministic: bool
     cache_seed: bytes
     step_errors_are_sound: bool = True
+    gpus: tuple[int, ...] = ()
 
 
 class Runner(Protocol):

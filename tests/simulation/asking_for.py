@@ -17,7 +17,7 @@ from pdserve.messages import Role, TokenLogprobs
 from pdserve.request import Event, GenerateRequest
 from pdserve.sampling import SampleKey
 from pdserve.service.config import Config
-from tests.simulation.cluster import SimCluster
+from tests.simulation.cluster import MakeRunner, SimCluster
 from tests.support.virtual_loop import run_virtual
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ def served(
     router_ids: tuple[str, ...] = ("r0",),
     num_blocks: int = 64,
     window_tokens: int = 4096,
+    make_runner: MakeRunner | None = None,
 ) -> T:
     """What `talk` returns of a cluster that is up, which is left without a block in use."""
     clock = VirtualClock()
@@ -49,6 +50,7 @@ def served(
             router_ids=router_ids,
             num_blocks=num_blocks,
             window_tokens=window_tokens,
+            make_runner=make_runner,
         ) as cluster:
             for worker_id, role in workers:
                 cluster.add_worker(worker_id, role)

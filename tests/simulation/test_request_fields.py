@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from pdserve.completion import Completion
 from pdserve.engine import fake_rule
+from pdserve.engine.fake_runner import FakeRunner
+from pdserve.engine.port import Row, RowOutput
 from pdserve.errors import InvalidRequest
 from pdserve.messages import Role
 from pdserve.request import Event, GenerateRequest, Prompt, Started, Tokens
@@ -362,3 +365,41 @@ def test_local_prefill_makes_prompt_logprobs_too() -> None:
     answer = served((("d0", Role.DECODE),), talk, config=config)
     check_prompt(answer, events, 3)
     assert answer.token_ids == expected(asked, PROMPT)[0]
+
+
+# --- energy
+
+
+class Costly(FakeRunner):
+    """Every row costs a joule a token."""
+
+    def run(self, rows: Sequence[Row]) -> list[RowOutput]:
+        return [
+            replace(output, energy_j=float(len(row.token_ids)))
+            for row, output in zip(rows, super().run(rows), strict=True)
+        ]
+
+
+@either_way
+@pytest.mark.parametrize("stop", [(), ("XF",)], ids=["length", "stop string"])
+def test_energy_of_a_request(workers: tuple[tuple[str, Role], ...], stop: tuple[str, ...]) -> None:
+    """Also where the router ends the text, which no worker knows of."""
+    asked = request(max_tokens=40, stop=stop)
+    answer = served(
+        workers,
+        lambda cluster: ask(cluster, asked),
+        make_runner=lambda worker_id, num_blocks, block_size: Costly(
+            num_blocks=num_blocks, block_size=block_size, window_tokens=4096
+        ),
+    )
+    finished = answer.finished
+    assert finished.reason is (FinishReason.STOP_TEXT if stop else FinishReason.LENGTH)
+    assert finished.prefill_energy_j == len(PROMPT)
+    assert finished.decode_energy_j is not None
+    assert len(answer.token_ids) - 1 <= finished.decode_energy_j < len(answer.token_ids) + 3  # overrun
+
+
+def test_energy_that_nobody_can_tell_is_absent() -> None:
+    finished = served(ONE_PAIR, lambda cluster: ask(cluster, request())).finished
+    assert (finished.prefill_energy_j, finished.decode_energy_j) == (None, None)
+    assert not finished.to_proto().HasField("energy")

@@ -94,6 +94,16 @@ def test_worker_metrics_take_over_the_load() -> None:
     assert "pdserve_draining 1.0" in text
 
 
+def test_energy_that_nobody_can_tell_is_no_metric() -> None:
+    metrics = WorkerMetrics()
+    assert b"pdserve_energy" not in generate_latest(metrics.registry)
+    metrics.set_energy(2.5, "prefill")
+    metrics.set_energy(4.0, "prefill")
+    name = "pdserve_energy_joules_total"
+    assert metrics.registry.get_sample_value(name, {"phase": "prefill"}) == 4.0
+    assert metrics.registry.get_sample_value(name, {"phase": "decode"}) is None
+
+
 def test_two_workers_in_one_process_share_no_metric() -> None:
     WorkerMetrics().running.set(3)
     assert WorkerMetrics().registry.get_sample_value("pdserve_running_sequences") == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from pdserve.clock import VirtualClock
@@ -44,7 +46,9 @@ class TestWatchdog:
         watchdog.on_beat(EngineBeat(1, False, 0.01))
         assert not watchdog.expects_step
         assert self.ticks_until_alarm(watchdog) == 11
-        assert watchdog.expects_step, "routers are told of work in hand, as they can't see what was sent to it"
+        assert watchdog.expects_step, (
+            "routers are told of work in hand, as they can't see what was sent to it"
+        )
 
     def test_a_step_that_never_ends_is_found_though_the_engine_was_idle_before(self) -> None:
         watchdog = Watchdog(0.5)
@@ -164,6 +168,23 @@ class TestMeteredRunner:
         with pytest.raises(InjectedFault):
             meter.run([Row([1], 0, [0], None)])
         assert meter.num_steps == 1
+
+    def test_rows_share_a_steps_joules_by_their_tokens(self) -> None:
+        readings = iter((10.0, 16.0, 16.0, None))
+        meter = MeteredRunner(FakeRunner(num_blocks=4), VirtualClock(), lambda new: None, Readings(readings))
+        rows = [Row([1] * 20, 0, [0, 1], None), Row([1] * 4, 0, [2], None)]
+        assert [output.energy_j for output in meter.run(rows)] == [5.0, 1.0]
+        assert [output.energy_j for output in meter.run(rows)] == [None, None]
+
+
+class Readings:
+    """A meter that shows what it is given."""
+
+    def __init__(self, readings: Iterator[float | None]) -> None:
+        self._readings = readings
+
+    def read_j(self) -> float | None:
+        return next(self._readings)
 
 
 def test_deadlines_come_due_in_order_and_once() -> None:
