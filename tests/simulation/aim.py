@@ -82,7 +82,7 @@ class Aim:
         """Who is hit, in the moment in which it is to be hit; without such a moment somebody of the kind."""
         moment = fault.moment
         if fault.kind is Kind.KILL_UNHEARD:
-            return await self.moments.wait_for(lambda: self._unheard(fault), PATIENCE_S)
+            return await self._mute(fault)
         if moment is Moment.DRAINING:
             found = await self.moments.wait_for(
                 lambda: self._pick(fault, self._hits(fault.kind, _BUSY)), PATIENCE_S
@@ -96,6 +96,31 @@ class Aim:
             if found is not None:
                 return found
         return self._pick(fault, self._candidates(fault.kind))
+
+    async def _mute(self, fault: Fault) -> Target | None:
+        """Keep a prefill worker's word from the routers until a hand-off of its is confirmed."""
+        moments = (Moment.GRANTED, Moment.PULLING)
+        found = await self.moments.wait_for(
+            lambda: self._pick(fault, self._hits(fault.kind, moments)), PATIENCE_S
+        )
+        if found is None:
+            return None
+        [prefill] = found.workers
+        fabric, routers = self._stage.cluster.fabric, self._stage.cluster.routers
+        effect = self._stage.ledger.begin("muted", workers=(prefill.id,))
+        for router_id in routers:
+            fabric.cut(prefill.id, router_id, up=True, down=False)
+        if fault.moment is Moment.DRAINING:
+            prefill.drain()
+        unheard = await self.moments.wait_for(
+            lambda: found if self._is_unheard(prefill) else None,
+            self._stage.scenario.config.timeouts.keepalive_s,
+        )
+        if unheard is None:
+            for router_id in routers:
+                fabric.heal(prefill.id, router_id)
+        self._stage.ledger.end(effect)
+        return unheard
 
     async def _draining(self, fault: Fault, target: Target) -> Target:
         """Let a target that has work in hand begin to drain, and come back when it does."""
@@ -183,10 +208,9 @@ class Aim:
             target for target in self._candidates(kind) if _meets(sight.on_worker(target.workers[0]), moments)
         ]
 
-    def _unheard(self, fault: Fault) -> Target | None:
-        """A prefill worker whose hand-off is confirmed while its router has not heard a first token."""
+    def _is_unheard(self, prefill: SimWorker) -> bool:
+        """Whether a hand-off of this worker is confirmed while its router has not heard a first token."""
         legs = self._stage.sight.legs()
-        wants_drain = fault.moment is Moment.DRAINING
         for router in self._stage.cluster.routers.values():
             for conductor in () if router.app is None else router.app.conductors:
                 for run in conductor.runs:
@@ -194,12 +218,13 @@ class Aim:
                     if attempt is None or attempt.prefill is None or attempt.has_first_token:
                         continue
                     each = legs.get(attempt.handle)
-                    if each is None or each.phase is not Moment.STREAMING or each.draining < wants_drain:
-                        continue
-                    worker = self._stage.cluster.workers.get(attempt.prefill.id)
-                    if worker is not None and _fits(fault.kind, worker):
-                        return Target((worker,))
-        return None
+                    if (
+                        attempt.prefill.id == prefill.id
+                        and each is not None
+                        and each.phase is Moment.STREAMING
+                    ):
+                        return True
+        return False
 
 
 _BUSY = (Moment.GRANTED, Moment.PULLING, Moment.COMMITTED, Moment.STREAMING)

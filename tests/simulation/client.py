@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pdserve.engine import fake_rule
-from pdserve.errors import Draining, PdserveError, RequestCancelled
+from pdserve.errors import Draining, InvalidRequest, PdserveError, RequestCancelled
 from pdserve.request import Finished, GenerateRequest, Resume, ResumeChoice, Started, Tokens
 from pdserve.sampling import FinishReason, SampleKey, SamplingParams
 from router.app import RouterApp
@@ -91,6 +91,8 @@ class Client:
         except PdserveError as error:
             self.log.ends.append(type(error).__name__)
             self.log.error = error
+            if isinstance(error, InvalidRequest):
+                self._stage.coverage.add(2)
 
     def cancel(self) -> None:
         """The client goes away."""

@@ -110,6 +110,8 @@ class Chaos:
         self._count_kill(victim)
         with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
             victim.kill()
+            for router_id in self._stage.cluster.routers:  # of a worker that was muted first
+                self._stage.cluster.fabric.heal(victim.id, router_id)
             await asyncio.sleep(fault.lasts_s)
             victim.start()
 
@@ -238,6 +240,7 @@ class Chaos:
         self._stage.coverage.add(12, *self._phases(victim))
         with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
             twin = self._stage.cluster.add_worker(victim.id, victim.role, num_blocks=victim.num_blocks)
+            victim.is_restarted = twin.is_restarted = False
             begun_s, num_exits = self._stage.tape.now_s(), len(victim.exit_codes)
             while not twin.exit_codes and len(victim.exit_codes) == num_exits:
                 if self._stage.tape.now_s() > begun_s + TWIN_S:
@@ -246,9 +249,10 @@ class Chaos:
                     return
                 await asyncio.sleep(LOOK_S)
             took_s = self._stage.tape.now_s() - begun_s
-            if twin.exit_codes:
-                self._stage.cluster.workers[victim.id] = victim
-            gone = twin if twin.exit_codes else victim
+            gone, stays = (twin, victim) if twin.exit_codes else (victim, twin)
+            stays.is_restarted = True
+            stays.start()  # unless it lives: it may have gone, too, by another fault
+            self._stage.cluster.workers[victim.id] = stays
             self._stage.tape.tell(f"one {victim.id} exited with {gone.exit_codes} after {took_s:.3f} s")
             is_late = gone.exit_codes[-1] == EXIT_SUPERSEDED and took_s > ONE_OF_TWO_S + LOOK_S
             if is_late and not self._is_troubled(victim.id, begun_s):

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pdserve.messages import Role
 from tests.simulation.client import ClientLog
 from tests.simulation.cluster import SimCluster, SimRouter, SimWorker
+from tests.simulation.log_watch import COUNTED
 from tests.simulation.outages import Outages
 from tests.simulation.stage import Stage
 
 DEADLINE_SLACK_S = 0.3  # the last event's delay, and clocks of another pace
-FAULT_ENDS = ("WorkerLost", "Stale", "KvCorrupt", "StepFailed")
+FAULT_ENDS = COUNTED
 
 
 class Verdicts:

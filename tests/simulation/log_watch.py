@@ -14,7 +14,7 @@ from tests.simulation.kinds import Moment
 from tests.simulation.stage import Stage
 from tests.simulation.tape import shown
 
-COUNTED = ("WorkerLost", "Stale", "KvCorrupt", "StepFailed")
+COUNTED = ("WorkerLost", "LinkLost", "Stale", "KvCorrupt", "StepFailed")
 """Errors by which an attempt fails by somebody's fault."""
 BUGS = ("owner.died", "request.crashed")
 

@@ -6,7 +6,14 @@ import random
 from dataclasses import dataclass
 
 from pdserve.messages import Role
-from pdserve.service.config import Config, RouterConfig, TimeoutsConfig, TransportConfig, WorkerConfig
+from pdserve.service.config import (
+    Config,
+    EngineConfig,
+    RouterConfig,
+    TimeoutsConfig,
+    TransportConfig,
+    WorkerConfig,
+)
 from tests.simulation.cluster import Delays
 from tests.simulation.coverage import AIMS
 from tests.simulation.kinds import Fault, Kind, Moment
@@ -51,13 +58,14 @@ def draw_scenario(seed: int) -> Scenario:
     router_ids = tuple(f"r{index}" for index in range(num_routers))
     longest = source.choice((48, 96, 192, 320))
     slow = source.choice((1.0, 1.0, 3.0, 10.0))
-    config = _draw_config(source, slow)
+    config = _draw_config(source, slow, short_patience=kind is Kind.DEAF_CLIENT)
     traffic = Traffic(
         router_ids=router_ids,
         longest=longest,
         span_s=SPAN_S,
         in_bursts=moment is Moment.QUEUED or source.random() < 0.4,
-        long_answers=moment in (Moment.STREAMING, Moment.DRAINING) and source.random() < 0.7,
+        long_answers=kind is Kind.DEAF_CLIENT
+        or (moment in (Moment.STREAMING, Moment.DRAINING) and source.random() < 0.7),
         slow_client_s=1.5 * config.timeouts.client_stall_s,
     )
     return Scenario(
@@ -92,7 +100,7 @@ def _draw_workers(source: random.Random, longest: int, *, tight: bool) -> tuple[
     )
 
 
-def _draw_config(source: random.Random, slow: float) -> Config:
+def _draw_config(source: random.Random, slow: float, *, short_patience: bool) -> Config:
     scale = source.choice((0.25, 0.25, 0.5)) if slow < 10.0 else source.choice((0.5, 1.0))
     return Config(
         timeouts=TimeoutsConfig(
@@ -104,7 +112,7 @@ def _draw_config(source: random.Random, slow: float) -> Config:
             prefill_progress_s=10.0 * scale,
             token_gap_s=10.0 * scale,
             hold_s=5.0 * scale,
-            client_stall_s=source.choice((0.5, 2.0)),
+            client_stall_s=0.05 if short_patience else source.choice((0.5, 2.0)),
             worker_wait_s=source.choice((1.0, 4.0, 10.0)),
             drain_s=source.choice((0.3, 2.0, 5.0)),
             request_s=60.0,
@@ -117,6 +125,9 @@ def _draw_config(source: random.Random, slow: float) -> Config:
         ),
         worker=WorkerConfig(
             queue_tokens=source.choice((256, 1024, 16384)), max_waiting=source.choice((1, 4, 64))
+        ),
+        engine=EngineConfig(
+            max_step_tokens=source.choice((24, 64, 512)), max_batch=source.choice((2, 8, 64))
         ),
         transport=TransportConfig(pull_window_bytes=source.choice((4096, 16384, 16 << 20)), piece_bytes=4096),
     )

@@ -40,7 +40,8 @@ def worker_of(node: str) -> str:
 class SimWorker:
     """May be killed, stopped, continued, hung, slowed and drained.
 
-    What ends by itself is started again after RESTART_S, as a supervisor would, unless it was superseded.
+    What ends by itself is started again after RESTART_S, as a supervisor would (`is_restarted`), unless it was
+    superseded.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class SimWorker:
         self._running = asyncio.Event()
         self._running.set()
         self._ended = asyncio.Event()
+        self.is_restarted = True
         self._wanted = False
         self._lives = False
 
@@ -144,7 +146,7 @@ class SimWorker:
         self._stop_drivers()
         self._cluster.observer.on_exit(self, code)
         self._ended.set()
-        if self._wanted and code != EXIT_SUPERSEDED:
+        if self._wanted and self.is_restarted and code != EXIT_SUPERSEDED:
             asyncio.get_running_loop().call_later(RESTART_S, self._start_again)
 
     def _start_again(self) -> None:

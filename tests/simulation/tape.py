@@ -14,6 +14,7 @@ import xxhash
 
 from pdserve.clock import VirtualClock
 from pdserve.ids import Epoch, WorkerRef
+from pdserve.messages import Granted, StartDecode
 
 _LONG = 8  # items of a sequence that are written out
 _BIG = 1 << 32  # larger numbers are ids
@@ -33,10 +34,15 @@ class Line:
 
 
 class Tape:
-    """The lines of one run. full: messages and frames too."""
+    """The lines of one run. full: messages and frames too.
+
+    prompts, leases  on a full tape: what each handle's prompt is, and which handle each lease belongs to
+    """
 
     def __init__(self, clock: VirtualClock, *, full: bool) -> None:
         self.full = full
+        self.prompts: dict[int, tuple[int, ...]] = {}
+        self.leases: dict[int, int] = {}
         self.who = ""  # "d0: " during a turn of an owner of d0
         self.lines: list[Line] = []
         self._clock = clock
@@ -53,10 +59,19 @@ class Tape:
     def message(self, way: str, message: object) -> None:
         """A message or frame on its way; only on a full tape."""
         if self.full:
+            if isinstance(message, StartDecode):
+                self.prompts[message.handle] = message.token_ids[: message.num_prompt_tokens]
+            elif isinstance(message, Granted) and message.lease_id:
+                self.leases[message.lease_id] = message.handle
             self.lines.append(Line(self.now_s(), f"{way} {shown(message)}", tuple(ids_in(message))))
 
     def __str__(self) -> str:
         return "\n".join(str(line) for line in self.lines)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal traces."""
+        return xxhash.xxh3_128_hexdigest(str(self).encode())
 
 
 def ids_in(message: object) -> Iterator[int]:

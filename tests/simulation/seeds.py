@@ -1,0 +1,13 @@
+"""Seeds that every run of the tests includes, because they found a bug once."""
+
+from __future__ import annotations
+
+REGRESSION_SEEDS: dict[int, str] = {
+    81: "a hanging engine that had nothing to do was never found: its requests waited for blocks for ever; and "
+    "'Draining' passed on from a prefill worker took its decode worker out of use for good",
+}
+"""Seed -> what it found. The scenarios of seeds change with scenario.py: a unit test holds the bug, too."""
+
+FIRST_SEED = 0
+NUM_SEEDS = 500
+"""Seeds of `make test`."""
