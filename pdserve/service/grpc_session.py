@@ -171,15 +171,17 @@ class GrpcDialer:
         try:
             call = await self._call(session_pb2_grpc.WorkersStub(channel).CacheEvents, address)
             source = SourceReader(subscribe)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_answer_snapshots(call, source, address))
-                await call.write(convert.cache_opening_to_proto(self._worker))
-                while True:
-                    await call.write(convert.cache_event_to_proto(await source.next()))
+            await _tell_changes(call, source, self._worker, address)
         except PdserveError as error:
             raise _not_opened(error, address) from error
+        # A connection lives as long as a call on it, and what leaves a TaskGroup (of Python 3.11) is in reference
+        # cycles with frames and the task: the call must not wait in one of them for the garbage collector.
         except ExceptionGroup as group:
-            raise _told(group, address) from group
+            group.__traceback__ = group.__context__ = None
+            raise _told(group, address) from None
+        except asyncio.CancelledError as cancelled:
+            cancelled.__traceback__ = None
+            raise
         finally:
             if source is not None:
                 source.close()
@@ -209,6 +211,15 @@ async def _run_dialed(session: GrpcStream[Up, Down], call: Any, channel: grpc.ai
         await channel.close(None)
 
 
+async def _tell_changes(call: Any, source: SourceReader, worker: WorkerRef, address: str) -> None:
+    """Until the stream ends."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_answer_snapshots(call, source, address))
+        await call.write(convert.cache_opening_to_proto(worker))
+        while True:
+            await call.write(convert.cache_event_to_proto(await source.next()))
+
+
 async def _answer_snapshots(call: Any, source: SourceReader, address: str) -> None:
     while True:
         msg = await call.read()
@@ -225,10 +236,12 @@ def _not_opened(error: PdserveError, address: str) -> WorkerLost:
 
 
 def _told(group: ExceptionGroup[Exception], address: str) -> Exception:
-    """The one error of a broken stream that says why."""
+    """One error that says why a stream broke; the group itself if it is none that a stream breaks with."""
     found = primary(group)
-    if isinstance(found, grpc.aio.AioRpcError):
-        return WorkerLost("the cache events ended", peer=address, reason=found.details())
     if isinstance(found, asyncio.InvalidStateError):  # written to after the end
         return WorkerLost("the cache events ended", peer=address)
-    return found if isinstance(found, PdserveError) else group
+    if isinstance(found, grpc.aio.AioRpcError):
+        return WorkerLost("the cache events ended", peer=address, reason=found.details())
+    if isinstance(found, PdserveError):
+        return WorkerLost("the cache events ended", peer=address, reason=str(found))
+    return group

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,6 +17,8 @@ from pdserve.errors import WorkerLost
 from pdserve.messages import CacheEvent
 from pdserve.service.cache_events import CacheEvents, MemoryCacheEvents
 from tests.contract.sessions.wires import WORKER, grpc_server, make_dialer, no_session
+from tests.support.footprint import Footprint
+from tests.support.waiting import until
 
 HASHES = tuple(bytes([n]) * 16 for n in range(4))
 
@@ -25,6 +30,7 @@ class ListSource:
         self.sequence = 0
         self.waiting: deque[CacheEvent] = deque()
         self.closed = asyncio.Event()
+        self.taken = asyncio.Event()
         self.wake: Callable[[], None] = lambda: None
 
     def subscribe(self, wake: Callable[[], None]) -> ListSource:
@@ -43,6 +49,7 @@ class ListSource:
         self.wake()
 
     def take(self) -> CacheEvent | None:
+        self.taken.set()
         return self.waiting.popleft() if self.waiting else None
 
     def close(self) -> None:
@@ -118,3 +125,38 @@ async def test_the_end_of_the_worker_is_worker_lost() -> None:
         sending.cancel()
         await lost.wait()
     assert source.closed.is_set()
+
+
+@pytest.mark.parametrize("when", ["while it writes", "while it waits", "when the router ends it"])
+async def test_an_ended_stream_closes_its_connection_without_the_garbage_collector(when: str) -> None:
+    """A worker that changes its role often would hold dozens of dead connections open, and its routers with it."""
+    num_read = asyncio.Semaphore(0)
+
+    async def read(events: CacheEvents) -> None:
+        with contextlib.suppress(WorkerLost):
+            while when != "when the router ends it":
+                await events.receive()
+                num_read.release()
+
+    async def is_as_before() -> bool:
+        return Footprint.of(os.getpid()).num_sockets <= before
+
+    async with asyncio.TaskGroup() as tasks, grpc_server(no_session, tasks, on_cache_events=read) as address:
+        dialer = make_dialer(tasks)
+        gc.collect()
+        gc.disable()
+        try:
+            before = Footprint.of(os.getpid()).num_sockets
+            for _ in range(5):
+                source = ListSource()
+                sending = asyncio.create_task(dialer.send_cache_events(address, source.subscribe))
+                await source.taken.wait()
+                if when == "while it waits":
+                    await num_read.acquire()
+                if when != "when the router ends it":
+                    sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+                del sending, source
+            await until("all connections are closed", is_as_before)
+        finally:
+            gc.enable()
