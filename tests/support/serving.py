@@ -67,8 +67,8 @@ def assert_equal(got: Record, want: Record) -> None:
 
 
 def _assert_served_as_asked(cell: Cell, aggregated: Record, disaggregated: Record) -> None:
-    assert disaggregated.largest_batch["d0"] == cell.batch
-    assert cell.batch // 2 <= aggregated.largest_batch["b0"] <= cell.batch
+    for largest in (aggregated.largest_batch["b0"], disaggregated.largest_batch["d0"]):
+        assert cell.batch // 2 < largest <= cell.batch
     for longest in (aggregated.longest_row["b0"], disaggregated.longest_row["p0"]):
         assert cell.chunk // 2 < longest <= cell.chunk
     num_blocks = sum(-(-len(answer.prompt_ids) // BLOCK_SIZE) for answer in disaggregated.answers)

@@ -65,9 +65,9 @@ def _digest(ids: Sequence[int]) -> int:
 
 
 class Shelf:
-    """Loaded runners, lent to one process after another: a load takes longer than most tests.
+    """Loaded runners, lent to one cluster after another: a load takes longer than most tests.
 
-    A new process finds its predecessor's bytes in the pool, which must not matter.
+    A worker finds its predecessor's bytes in the pool, which must not matter.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Shelf:
         self._deterministic = deterministic
         self._num_threads = num_threads
         self._precision = precision
-        self._runners: dict[tuple[str, int], RecordingRunner] = {}
+        self._runners: dict[tuple[int, int], RecordingRunner] = {}
 
-    def runner(self, worker_id: str, num_blocks: int) -> RecordingRunner:
-        """The runner of this worker id with such a pool."""
-        key = (worker_id, num_blocks)
+    def runner(self, index: int, num_blocks: int) -> RecordingRunner:
+        """The index-th runner with such a pool."""
+        key = (index, num_blocks)
         if key not in self._runners:
             self._runners[key] = RecordingRunner(
                 self._folder,
@@ -235,11 +235,10 @@ def play(shelf: Shelf, shape: Shape, talk: Callable[[TorchCluster], Awaitable[li
 
     def make_runner(worker_id: str, num_blocks: int, block_size: int) -> RecordingRunner:
         assert block_size == BLOCK_SIZE
-        runner = shelf.runner(worker_id, num_blocks)
         if worker_id not in lent:
-            runner.begin_record()
-        lent[worker_id] = runner
-        return runner
+            lent[worker_id] = shelf.runner(len(lent), num_blocks)
+            lent[worker_id].begin_record()
+        return lent[worker_id]
 
     structlog.configure(
         processors=[record.on_log],
