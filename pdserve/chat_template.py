@@ -1,7 +1,7 @@
 """A model's chat template: Jinja in a sandbox, with the names that templates expect, and with limits.
 
-Templates come with model folders and are not trusted: they see plain data only, and their loops, calls and strings are
-counted, so that no template runs for ever or fills the memory.
+Templates come with model folders and are not trusted: they see plain data only, and all that they do is counted
+(template_limits.py), so that no template runs for ever or fills the memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest
+from pdserve.template_limits import (
+    BUDGET,
+    MAX_TEXT_CHARS,
+    STR_METHODS,
+    Budget,
+    OverLimit,
+    bounded,
+    bounded_filter,
+    check_call,
+    check_length,
+    check_operator,
+    text_of,
+)
 
-MAX_TEXT_CHARS = 16 << 20
-MAX_TURNS = 100_000  # of all loops and macros together: about a second
 _CONTINUE_MARK = (
     "\ue000continue\ue001 "  # private-use characters; the last space tells whether the template trims
 )
@@ -34,6 +45,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str], clock: Clock) -> None:
         """Compile a template; one that doesn't compile is told at each `render`, not here: text still works."""
         self._special_tokens = dict(special_tokens)
+        self._clock = clock
         self._broken: str | None = None
         environment = _environment(clock)
         try:
@@ -81,13 +93,13 @@ class ChatTemplate:
         num_chars = 0
         try:
             for piece in self._template.generate(
-                **self._special_tokens, **variables, _pdserve_budget=_Budget()
+                **self._special_tokens, **variables, **{BUDGET: Budget(self._clock)}
             ):
                 pieces.append(piece)
                 num_chars += len(piece)
                 if num_chars > MAX_TEXT_CHARS:
-                    raise _OverLimit("text", MAX_TEXT_CHARS)
-        except _OverLimit as error:
+                    raise OverLimit("text", MAX_TEXT_CHARS)
+        except OverLimit as error:
             raise InvalidRequest(
                 f"the chat template was cut: too much {error.what}", limit=error.limit
             ) from error
@@ -103,38 +115,26 @@ class ChatTemplate:
             AttributeError,
             ArithmeticError,
             RecursionError,
+            MemoryError,
         ) as error:
             raise InvalidRequest("the chat template refused the messages", why=_one_line(error)) from error
         return "".join(pieces)
 
 
-class _OverLimit(Exception):
-    def __init__(self, what: str, limit: int) -> None:
-        super().__init__(what)
-        self.what = what
-        self.limit = limit
-
-
-class _Budget:
-    """What one rendering may still do."""
-
-    def __init__(self) -> None:
-        self.turns_left = MAX_TURNS
-
-
 class _Turns(Extension):
-    """Counts each turn of a loop and each call of a macro, and bounds what `~` joins."""
+    """What the compiled template calls in between: at each turn of a loop and macro, for `~`, for new lists."""
 
-    def turn(self, context: Context) -> str:
-        # `parent` holds what `render` was given; a template's own `set` can't reach it.
-        budget: _Budget = context.parent["_pdserve_budget"]
-        budget.turns_left -= 1
-        if budget.turns_left < 0:
-            raise _OverLimit("looping", MAX_TURNS)
+    def turn(self, context: Context, fixed_chars: int) -> str:
+        Budget.of(context).turn(fixed_chars)
         return ""
 
     def joined(self, parts: list[Any]) -> str:
-        return str(_bounded("".join([_bounded(str(part)) for part in parts])))
+        texts = [text_of(part) for part in parts]
+        check_length(sum(map(len, texts)))
+        return "".join(texts)
+
+    def made(self, value: Any) -> Any:
+        return bounded(value)
 
 
 class _Generation(Extension):
@@ -156,21 +156,22 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(("*", "+", "**", "%"))
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, str):
+            return attr in STR_METHODS
+        # bytes, and numbers' way to them, can do all that texts may not
+        return not isinstance(obj, bytes | int | float) and super().is_safe_attribute(obj, attr, value)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, str | list | tuple) and isinstance(other, int):
-                    _check_length(len(one) * other)
-        elif operator == "**" and isinstance(right, int | float) and abs(right) > 64:
-            raise _OverLimit("arithmetic", 64)
-        return _bounded(super().call_binop(context, operator, left, right))
+        check_operator(operator, left, right)
+        return bounded(super().call_binop(context, operator, left, right))
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
         # Jinja's own would read as an empty text; what a template needs and doesn't get must be told.
         raise jinja2.exceptions.SecurityError(f"attribute {attribute!r} of {type(obj).__name__!r}")
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return _bounded(super().call(context, obj, *args, **kwargs))
+        return bounded(super().call(context, obj, *check_call(obj, args, kwargs), **kwargs))
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -186,6 +187,9 @@ class _Namespace(jinja2.utils.Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"  # what it holds may be anything, itself included
 
 
 class _Dict:
@@ -203,6 +207,10 @@ def _environment(clock: Clock) -> _Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Turns, _Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    for name, function in environment.filters.items():
+        environment.filters[name] = bounded_filter(name, function)
+    environment.finalize = _written
+    del environment.globals["lipsum"]  # a text of any length
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.fromtimestamp(clock.wall_ns() / 1e9).strftime(
         form
@@ -213,29 +221,56 @@ def _environment(clock: Clock) -> _Environment:
 
 
 def _count_turns(tree: nodes.Template, environment: _Environment) -> None:
-    """Put a count at the head of each loop's and macro's body, and replace `~` by a bounded join."""
+    """Put a count at the head of each loop's and macro's body, and measure what is made on the way."""
     extension = environment.extensions[_Turns.identifier]
-    bodies: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
+    bodies: list[nodes.For | nodes.Macro | nodes.CallBlock] = [
+        *tree.find_all(nodes.For),
+        *tree.find_all(nodes.Macro),
+        *tree.find_all(nodes.CallBlock),
+    ]
     for node in bodies:
-        count = extension.call_method("turn", [nodes.ContextReference()])
+        fixed = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
+        count = extension.call_method("turn", [nodes.ContextReference(), nodes.Const(fixed)])
         node.body.insert(0, nodes.ExprStmt(count).set_lineno(node.lineno))
-    _bound_joins(tree, extension)
+    _measure(tree, extension)
     tree.set_environment(environment)
 
 
-def _bound_joins(node: nodes.Node, extension: Extension) -> None:
-    def bounded(child: Any) -> Any:
+def _measure(node: nodes.Node, extension: Extension) -> None:
+    """Let the extension make what `~` joins, and see the lists and dicts that the template writes out of values."""
+
+    def measured(child: Any) -> Any:
         if isinstance(child, nodes.Node):
-            _bound_joins(child, extension)
+            _measure(child, extension)
         if isinstance(child, nodes.Concat):
             return extension.call_method("joined", [nodes.List(child.nodes)]).set_lineno(child.lineno)
+        is_target = isinstance(child, nodes.Tuple) and child.ctx != "load"
+        if (
+            isinstance(child, nodes.List | nodes.Tuple | nodes.Dict)
+            and not is_target
+            and not _is_constant(child)
+        ):
+            return extension.call_method("made", [child]).set_lineno(child.lineno)
         return child
 
     for name, value in list(node.iter_fields()):
         if isinstance(value, list):
-            setattr(node, name, [bounded(child) for child in value])
+            setattr(node, name, [measured(child) for child in value])
         else:
-            setattr(node, name, bounded(value))
+            setattr(node, name, measured(value))
+
+
+def _is_constant(node: nodes.Expr) -> bool:
+    try:
+        node.as_const()
+    except nodes.Impossible:
+        return False
+    return True
+
+
+@jinja2.pass_context
+def _written(context: Context, value: Any) -> str:
+    return Budget.of(context).written(value)
 
 
 def _mark(message: dict[str, Any]) -> str:
@@ -301,17 +336,6 @@ def _raise_exception(message: object) -> None:
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r}")
-
-
-def _bounded(value: Any) -> Any:
-    if isinstance(value, str | list):
-        _check_length(len(value))
-    return value
-
-
-def _check_length(length: int) -> None:
-    if length > MAX_TEXT_CHARS:
-        raise _OverLimit("text", MAX_TEXT_CHARS)
 
 
 def _one_line(error: BaseException) -> str:

@@ -130,7 +130,7 @@ def test_a_template_that_does_not_compile_is_told_when_it_is_used(source: str) -
         "{{ dict.fromkeys.__func__.__globals__ }}",
         "{{ (messages | attr('__class__')).mro() }}",
         "{{ '{0.__class__}'.format(messages) }}",
-        "{{ lipsum.__globals__ }}",
+        "{{ joiner.__init__.__globals__ }}",
         "{{ self._TemplateReference__context }}",
     ],
 )
@@ -145,6 +145,9 @@ def test_wrong_use_of_values_is_told() -> None:
     assert "refused the messages" in refusal("{% include 'x' %}")
 
 
+DOUBLING = (
+    "{%% set n = namespace(x=9) %%}{%% for i in range(60) %%}{%% set n.x = %s %%}{%% endfor %%}{{ n.x }}"
+)
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
 
 
@@ -176,7 +179,86 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(
         ),
         ("{% set _pdserve_budget = 1 %}" + LOOP + "{% endfor %}{% endfor %}{% endfor %}", "looping"),
         ("{{ range(999999999) | list }}", "Range"),
+        ("{{ 'a' | center(9999999999) }}", "padding"),
+        ("{{ 'a'.ljust(9999999999) }}", "padding"),
+        ("{{ '%9999999999d' % 1 }}", "padding"),
+        ("{{ '%*d' % (9999999999, 1) }}", "padding"),
+        ("{{ '%9999999999d' | format(1) }}", "padding"),
+        ("{{ '{:9999999999}'.format(1) }}", "padding"),
+        ("{{ '{:{w}}'.format(1, w=9999999999) }}", "padding"),
+        ("{{ '{0:{1}}'.format(1, '9999999999') }}", "padding"),
+        ("{{ {'a': 1} | tojson(indent=9999999999) }}", "padding"),
+        ("{{ 'x' | indent(9999999999) }}", "padding"),
+        ("{{ [1] | batch(9999999999, 'x') | list }}", "padding"),
+        ("{{ [1] | slice(9999999999) | list }}", "padding"),
+        ("{{ 1.5 | round(999999999, 'floor') }}", "padding"),
+        ("{{ ('\t' * 9999).expandtabs(99999) }}", "text"),
+        ("{{ range(9999) | join('x' * 9999999) }}", "text"),
+        ("{{ 'x'.join(['y' * 999999] * 9999) }}", "text"),
+        ("{{ (['y' * 999999] * 9999) | string }}", "text"),
+        ("{{ ('x' * 999999).replace('x', 'y' * 999999) }}", "text"),
+        ("{{ ('x' * 999999) | replace('x', 'y' * 999999) }}", "text"),
+        ("{{ ('x\n' * 99999) | indent('y' * 99999) }}", "text"),
+        ("{{ ('x ' * 99999) | wordwrap(1, true, 'y' * 99999) }}", "text"),
+        ("{{ ('%(a)s' * 99999) % {'a': 'y' * 99999} }}", "text"),
+        ("{{ ('{0}' * 99999).format('y' * 99999) }}", "text"),
+        ("{{ range(9999) | map('center', 999999) | list }}", "text"),
+        ("{{ dict.fromkeys(range(9999), 'y' * 999999) }}", "text"),
+        ("{% set x %}{% for i in range(9999) %}{{ 'y' * 999999 }}{% endfor %}{% endset %}", "text"),
+        ("{% set x %}{% for i in range(99999) %}" + "z" * 9999 + "{% endfor %}{% endset %}", "text"),
+        (
+            "{% macro f() %}{{ 'y' * 999999 }}{% endmacro %}{% for i in range(999) %}{% set z = f() %}{% endfor %}",
+            "text",
+        ),
+        (DOUBLING % "n.x * n.x", "arithmetic"),
+        (DOUBLING % "n.x ** 60", "arithmetic"),
+        (DOUBLING % "[n.x, n.x]", "nesting"),
+        (DOUBLING % "(n.x, n.x)", "nesting"),
+        (DOUBLING % "{'a': n.x, 'b': n.x}", "nesting"),
+        (DOUBLING % "dict(a=n.x, b=n.x)", "nesting"),
+        ("{{ [1] * 9999999 }}", "nesting"),
+        ("{{ lipsum(n=9999999) }}", "undefined"),
     ],
 )
 def test_templates_without_an_end_are_cut(source: str, what: str) -> None:
     assert what in refusal(source)
+
+
+class Ticking(VirtualClock):
+    """Some time passes whenever somebody looks."""
+
+    def now_s(self) -> float:
+        self.advance(0.01)
+        return super().now_s()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% set x = 'x' | upper %}{% endfor %}",
+        "{% macro f(n) %}{% endmacro %}{% for i in range(9999) %}{{ f(i) }}{% endfor %}",
+        "{{ range(9999) | map('string') | join }}",
+    ],
+)
+def test_slow_templates_are_cut_too(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="too much time"):
+        ChatTemplate(source, {}, Ticking()).render([USER], add_generation_prompt=False)
+
+
+def test_what_holds_itself_is_written_short() -> None:
+    assert render("{% set n = namespace() %}{% set n.a = n %}{{ n }}{{ [n] }}") == "<Namespace>[<Namespace>]"
+
+
+def test_usual_formatting_is_not_touched() -> None:
+    assert render(
+        "{{ 'a'.center(5) }}|{{ 'a' | center(5) }}|{{ '%5.2f' % 2 }}|{{ '{:>{w}}'.format('x', w=3) }}"
+    ) == ("  a  |  a  | 2.00|  x")
+    assert (
+        render("{{ 'a-b'.replace('-', '+') }}{{ ', '.join(['x', 'y']) }}{{ [1, 2] | join('+') }}")
+        == "a+bx, y1+2"
+    )
+    assert render("{{ {'a': [1, (2, 3)]} | tojson(indent=1) | length }}{{ [[1], [2]] + [[3]] }}") == (
+        "38[[1], [2], [3]]"
+    )
+    assert render("{% for a, b in [(1, messages[0].role)] %}{{ a ~ b }}{% endfor %}") == "1user"
+    assert render("{% set a, b = messages[0].role, 2 %}{{ a }}{{ b }}{{ 'user' in (a, 'x') }}") == "user2True"
