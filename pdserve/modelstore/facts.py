@@ -55,8 +55,9 @@ def read_facts(folder: Path) -> ModelFacts:
     Raises Incompatible in one line naming the key, file or tensor that is wrong: broken or short files, missing
     tensors, shapes that aren't those of the config.
     """
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = config.get("text_config", config)
+    whole: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # A model of several kinds of input keeps what concerns text apart; the class is that of the whole.
+    config = {**whole.get("text_config", whole), "architectures": whole.get("architectures")}
     tensors = read_tensors(folder)
     check_tensors(config, {name: tensor.shape for name, tensor in tensors.items()}, str(folder))
     hidden_size, num_heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")

@@ -158,3 +158,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model(
     assert said in inspected(folder, capsys)
     with pytest.raises(Incompatible, match="highest_token_id=300"):
         Tokenizer.load(folder)
+
+
+def test_a_config_with_its_text_part_apart_keeps_the_class_of_the_whole(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    text = {key: value for key, value in CONFIG.items() if key != "architectures"}
+    (folder / "config.json").write_text(json.dumps({"architectures": ["SeesAndReads"], "text_config": text}))
+    facts = read_facts(folder)
+    assert (facts.architecture, facts.hidden_size) == ("SeesAndReads", HIDDEN)
