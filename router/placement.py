@@ -184,7 +184,7 @@ class Placer:
             return "costs more"
         if other.is_far and not chosen.is_far:
             return "about the same, on two hosts"
-        return "about the same, had its turn"
+        return "about the same, another's turn"
 
 
 def _cost(scoring: Scoring, prefill: Member | None, decode: Member) -> Cost:
