@@ -22,6 +22,8 @@ from tests.support.serving import AGGREGATED, CELLS, ONE_PAIR, Cell, assert_equa
 from tests.support.torch_cluster import Answer, Shelf, TorchCluster, play
 from tests.unit.engine_torch.random_model import SMALL, write_random_model
 
+pytestmark = pytest.mark.timeout(600)  # seconds where nothing else runs
+
 TWO_PAIRS = (*ONE_PAIR, ("p1", Role.PREFILL), ("d1", Role.DECODE))
 DTYPES = ("float32", "bfloat16")
 SAMPLING = {"greedy": GREEDY, "seeded": SEEDED}
@@ -95,7 +97,8 @@ def test_a_hundred_prompts(shelves: Shelves) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_two_threads(dtype: str, shelves: Shelves) -> None:
-    check(shelves.shelf(dtype, num_threads=2), MIXED, script(SEEDED))
+    """Fewer, since threads that wait for each other take long on a busy machine."""
+    check(shelves.shelf(dtype, num_threads=2), Cell(chunk=64, hits=True, batch=4), script(SEEDED, 8, 4))
 
 
 def test_arithmetic_of_cpus_with_bfloat16(shelves: Shelves) -> None:
