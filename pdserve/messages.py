@@ -242,7 +242,10 @@ class Credits:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The decode worker promises all blocks; `num_cached_blocks` leading ones it has already."""
+    """The decode worker promises all blocks; `num_cached_blocks` leading ones it has already.
+
+    lease_id  0 = none: it prefills for itself
+    """
 
     handle: int
     lease_id: int

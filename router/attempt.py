@@ -199,7 +199,10 @@ class Attempt:
     # --- the grant
 
     def _on_granted(self, granted: Granted) -> None:
-        if self.phase not in (AttemptPhase.GRANTING, AttemptPhase.WAITING):
+        has_lease = granted.lease_id != 0
+        if self.phase not in (AttemptPhase.GRANTING, AttemptPhase.WAITING) or has_lease is (
+            self.prefill is None
+        ):
             self._unexpected(granted)
             return
         now_s = self._clock.now_s()

@@ -264,9 +264,7 @@ _READERS: dict[str, Callable[[Any], m.Up]] = {
     "heartbeat": lambda msg: m.Heartbeat(msg.num_steps, msg.has_work),
     "pair_state": _pair_state_from,
     "credits": lambda msg: m.Credits(msg.balance),
-    "granted": lambda msg: m.Granted(
-        v.handle_from(msg.handle), v.handle_from(msg.lease_id), msg.num_cached_blocks
-    ),
+    "granted": lambda msg: m.Granted(v.handle_from(msg.handle), msg.lease_id, msg.num_cached_blocks),
     "waiting": lambda msg: m.Waiting(v.handle_from(msg.handle), msg.place),
     "refused": lambda msg: m.Refused(v.handle_from(msg.handle), v.failure_from(msg.failure)),
     "progress": lambda msg: m.Progress(v.handle_from(msg.handle), v.phase_from(msg.phase), msg.amount),

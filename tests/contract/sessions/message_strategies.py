@@ -198,7 +198,7 @@ UP: dict[type, st.SearchStrategy[Any]] = {
     m.Heartbeat: st.builds(m.Heartbeat, u64, flags),
     m.PairState: st.builds(m.PairState, workers, flags, texts, texts, u64),
     m.Credits: st.builds(m.Credits, st.integers(-(2**63), 2**63 - 1)),
-    m.Granted: st.builds(m.Granted, ids, ids, u32),
+    m.Granted: st.builds(m.Granted, ids, st.just(0) | ids, u32),
     m.Waiting: st.builds(m.Waiting, ids, u32),
     m.Refused: st.builds(m.Refused, ids, failures),
     m.Progress: st.builds(m.Progress, ids, st.sampled_from(m.Phase), u64),

@@ -73,7 +73,7 @@ BAD: list[tuple[Any, str]] = [
     (pb.Up(progress=pb.Progress(handle=1)), "phase"),
     (pb.Up(finished=pb.SequenceFinished(handle=1)), "finish_reason"),
     (pb.Up(first_token=pb.FirstToken(handle=1, final=True)), "exactly if it is final"),
-    (pb.Up(granted=pb.Granted(handle=1)), "must not be 0"),
+    (pb.Up(granted=pb.Granted(lease_id=1)), "must not be 0"),
     (pb.Up(refused=pb.Refused(handle=1)), "name its class"),
     (
         pb.Up(failed=pb.Failed(handle=1, failure=pb.Failure(error="Stale", fields={"message": "x"}))),

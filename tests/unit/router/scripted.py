@@ -255,7 +255,8 @@ class ScriptedWorker:
     # --- what workers say about an attempt
 
     def grant(self, start: StartDecode, lease_id: int = 7, cached: int = 0) -> None:
-        self.say(Granted(start.handle, lease_id, cached))
+        """No lease for a worker that prefills for itself."""
+        self.say(Granted(start.handle, 0 if start.source is None else lease_id, cached))
 
     def first(
         self,
