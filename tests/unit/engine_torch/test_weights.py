@@ -83,7 +83,7 @@ def write_gguf(folder: Path, kind: str) -> dict[str, torch.Tensor]:
     return wanted
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_gguf(tmp_path: Path, kind: str) -> None:
     wanted = write_gguf(tmp_path, kind)
     weights = open_weights(tmp_path)
@@ -116,6 +116,16 @@ def edit_index(folder: Path, name: str, **changes: Any) -> None:
     index = json.loads((folder / "tensors.json").read_text())
     index["tensors"][name] |= changes
     (folder / "tensors.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_norms_that_were_stored_plus_one(tmp_path: Path, kind: str) -> None:
+    wanted = write_gguf(tmp_path, kind)
+    name = next(iter(wanted))
+    edit_index(tmp_path, name, transform="minus_one")
+    got = open_weights(tmp_path).load(name, tuple(wanted[name].shape))
+    assert got.dtype is torch.float32
+    assert torch.equal(got, wanted[name] - 1.0)
 
 
 def test_a_missing_tensor(tmp_path: Path) -> None:
