@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +41,8 @@ def best_ids(values: Tensor, count: int) -> Tensor:
     if count >= len(values):
         return torch.sort(values, descending=True, stable=True).indices
     smallest = torch.topk(values, count).values[-1]
-    ids = torch.nonzero(values >= smallest).squeeze(1)  # ascending, with all that equal the last
+    ids = torch.from_numpy(
+        np.flatnonzero((values >= smallest).numpy())
+    )  # ascending, with all that equal the last
     order = torch.sort(values.index_select(0, ids), descending=True, stable=True).indices
     return ids.index_select(0, order[:count])

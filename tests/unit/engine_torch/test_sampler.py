@@ -165,6 +165,21 @@ def test_typical_p_may_leave_the_best_out() -> None:
     assert kept(typical_p_places(flat, 1 - 1e-12)) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("spread", [0.1, 1.0, 4.0, 12.0])
+def test_typical_p_needs_no_full_sort_to_be_exact(spread: float) -> None:
+    for seed in range(4):
+        logits = (
+            torch.randn(3000, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
+        )
+        logprobs = torch.log_softmax(logits, dim=-1)
+        entropy = -float((logprobs.exp() * logprobs).sum())
+        nearest = sorted(range(3000), key=lambda token: abs(-float(logprobs[token]) - entropy))
+        for typical_p in (0.05, 0.5, 0.9, 0.99):
+            reached = torch.cumsum(logprobs[nearest].exp(), dim=-1)
+            count = int((reached < typical_p).sum()) + 1
+            assert kept(typical_p_places(logits, typical_p)) == sorted(nearest[:count])
+
+
 def test_a_mask_rules_out_what_a_grammar_does() -> None:
     logits = torch.arange(70, dtype=torch.float32)
     for temperature in (0.0, 1.0):
