@@ -41,8 +41,7 @@ def best_ids(values: Tensor, count: int) -> Tensor:
     if count >= len(values):
         return torch.sort(values, descending=True, stable=True).indices
     smallest = torch.topk(values, count).values[-1]
-    ids = torch.from_numpy(
-        np.flatnonzero((values >= smallest).numpy())
-    )  # ascending, with all that equal the last
+    # Ascending, with all that equal the last.
+    ids = torch.from_numpy(np.flatnonzero((values >= smallest).numpy()))
     order = torch.sort(values.index_select(0, ids), descending=True, stable=True).indices
     return ids.index_select(0, order[:count])

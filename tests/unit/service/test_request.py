@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,6 +145,12 @@ def test_what_does_not_work_yet_is_refused_by_name(name: str) -> None:
 def test_every_sampling_field_is_either_taken_or_refused() -> None:
     taken = set(SamplingParams.__dataclass_fields__) | {"seed", "n", "best_of", "echo"}
     assert taken | set(LATER) == {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
+
+
+def test_every_sampling_field_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs/sampling.md").read_text()
+    missing = [field.name for field in pb.SamplingParams.DESCRIPTOR.fields if f"`{field.name}`" not in page]
+    assert missing == []
 
 
 def test_what_is_left_out_gets_its_default() -> None:
