@@ -27,6 +27,8 @@ class Accounting:
     def __init__(self) -> None:
         self.load: Load | None = None
         self._assigned: dict[int, _Assigned] = {}  # by handle
+        self._reported: dict[int, int] = {}  # handle -> tokens, of those that the reports count
+        self._withdrawn = 0  # tokens of these that the last report counts and that won't be computed
         self._recent = 0.0
         self._recent_at_s = 0.0
 
@@ -42,13 +44,22 @@ class Accounting:
         if assigned is not None:
             assigned.answered = True
 
+    def withdraw(self, handle: int) -> None:
+        """Its prompt won't be computed to its end here: what the last report says of it counts no more."""
+        self._withdrawn += self._reported.pop(handle, 0)
+
     def drop(self, handle: int) -> None:
         """The attempt has ended."""
         self._assigned.pop(handle, None)
+        self._reported.pop(handle, None)
 
     def report(self, load: Load) -> None:
         """The worker's own figures."""
         self.load = load
+        self._withdrawn = 0
+        self._reported |= {
+            handle: each.num_tokens for handle, each in self._assigned.items() if each.answered
+        }
         self._assigned = {handle: each for handle, each in self._assigned.items() if not each.answered}
 
     def recent(self, now_s: float) -> float:
@@ -69,7 +80,7 @@ class Accounting:
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens queued there, and on their way."""
-        reported = 0 if self.load is None else self.load.num_queued_tokens
+        reported = 0 if self.load is None else max(0, self.load.num_queued_tokens - self._withdrawn)
         return reported + sum(each.num_tokens for each in self._assigned.values())
 
     def num_free_blocks(self, num_blocks: int) -> int:

@@ -411,6 +411,8 @@ class Attempt:
             self.decode.abort(self.handle)
         if self.prefill is not None and not self._prefill_over and not self.started and self._prefill_written:
             self.prefill.abort(self.handle)
+        if not self.has_first_token:
+            (self.prefill or self.decode).accounting.withdraw(self.handle)
         self.decode.close_leg(self.handle)
         if self.prefill is not None:
             self.prefill.close_leg(self.handle)

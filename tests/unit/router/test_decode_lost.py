@@ -15,7 +15,7 @@ from pdserve.messages import (
 )
 from pdserve.sampling import FinishReason
 from tests.unit.router.conversation import A, B, C, D, serve, until_prefill, until_running
-from tests.unit.router.scripted import Cluster, virtual
+from tests.unit.router.scripted import Cluster, load, virtual
 
 # --- rows 6, 7, 8: the decode worker, or the link
 
@@ -40,6 +40,32 @@ async def test_decode_dies_before_the_hand_off_and_the_same_prefill_worker_is_ta
         again = await second.expect(StartDecode)
         assert again.source == worker.ref
         assert worker.got(Abort)[0].handle == start.handle
+        client.generation.close()
+
+
+@virtual
+async def test_what_a_lost_attempt_had_queued_does_not_speak_against_the_worker_that_keeps_its_blocks() -> (
+    None
+):
+    """Its last report still counts the prompt that it was computing."""
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        d1 = await cluster.decode("d1")
+        await cluster.link(p, d1)
+        other = await cluster.prefill("p1")
+        await cluster.link(other, d, d1)
+        client = cluster.generate("h" * 3200, max_tokens=1)
+        await cluster.settle()
+        first, second = (d, d1) if d.got(StartDecode) else (d1, d)
+        start = await first.expect(StartDecode)
+        worker = p if start.source == p.ref else other
+        first.grant(start)
+        prefill = await worker.expect(StartPrefill)
+        worker.progress(prefill, Phase.PREFILLING, 320)
+        worker.say(load(num_queued_tokens=2880, num_running=1))
+        await cluster.settle()
+        first.die()
+        assert (await second.expect(StartDecode)).source == worker.ref
         client.generation.close()
 
 

@@ -56,6 +56,10 @@ def test_an_assignment_counts_until_a_report_that_comes_after_its_answer() -> No
     assert accounting.num_free_blocks(1000) == 997
     accounting.drop(2)
     assert accounting.num_free_blocks(1000) == 1000
+    accounting.withdraw(1)  # what the last report says of it
+    assert accounting.num_queued_tokens == 10
+    accounting.report(load(num_queued_tokens=10))
+    assert accounting.num_queued_tokens == 10
 
 
 def test_recent_assignments_fade() -> None:
