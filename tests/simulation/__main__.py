@@ -29,16 +29,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument("--request", default="", help="tell the story of this one")
+    parser.add_argument("--brief", action="store_true", help="no story, only what was broken")
     parser.add_argument("--digests", type=int, nargs="+", help="print the digests of these seeds' traces")
     asked = parser.parse_args(arguments)
     if asked.digests:
         return _digests(asked.digests)
     if asked.seed is not None:
         return _replay(asked.seed, asked.request)
-    return _search(range(asked.first, asked.first + asked.seeds), asked.processes)
+    return _search(range(asked.first, asked.first + asked.seeds), asked.processes, brief=asked.brief)
 
 
-def _search(seeds: range, num_processes: int) -> int:
+def _search(seeds: range, num_processes: int, *, brief: bool) -> int:
     clock = SystemClock()
     begun_s = clock.now_s()
     coverage, ends = Coverage(), Counter[str]()
@@ -53,9 +54,10 @@ def _search(seeds: range, num_processes: int) -> int:
         virtual_s += outcome.virtual_s
         if outcome.violations:
             outcomes.close()
-            print(
-                f"seed {outcome.seed} breaks {len(outcome.violations)} invariants; again, with its messages:"
-            )
+            print(f"seed {outcome.seed}, the {count}th, breaks {len(outcome.violations)} invariants")
+            if brief:
+                print("\n".join(outcome.violations[:5]))
+                return 1
             return _replay(outcome.seed, "")
         if count % _SAY_EVERY == 0 or count == len(seeds):
             took_s = clock.now_s() - begun_s
@@ -64,7 +66,8 @@ def _search(seeds: range, num_processes: int) -> int:
                 f"{virtual_s / 3600:.1f} simulated hours, no violation",
                 flush=True,
             )
-    print(coverage)
+    if not brief:
+        print(coverage)
     print("ends:", ", ".join(f"{end} {count}" for end, count in ends.most_common()))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pdserve.engine.block_pool import BlockPool, BlockState
 from pdserve.engine.fake_runner import InjectedFault
@@ -53,18 +54,24 @@ class WatchedRunner:
 
     pool     the states of the blocks, as the engine owner has them now
     violate  told what was wrong
+    weights  fingerprint that it claims instead of its own; "" = its own
     """
 
     def __init__(
-        self, inner: Runner, pool: Callable[[], BlockPool | None], violate: Callable[[str], None]
+        self,
+        inner: Runner,
+        pool: Callable[[], BlockPool | None],
+        violate: Callable[[str], None],
+        weights: str = "",
     ) -> None:
         self._inner = inner
+        self._card = replace(inner.card, weights_fingerprint=weights) if weights else inner.card
         self._pool = pool
         self._violate = violate
 
     @property
     def card(self) -> ModelCard:
-        return self._inner.card
+        return self._card
 
     @property
     def layout(self) -> KvLayout:

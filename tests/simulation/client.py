@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pdserve.engine import fake_rule
@@ -47,14 +47,17 @@ class ClientLog:
 
 
 class Client:
-    """Runs one plan."""
+    """Runs one plan. on_cancel: told the handles of its attempts in the moment in which it goes."""
 
-    def __init__(self, stage: Stage, plan: Plan) -> None:
+    def __init__(
+        self, stage: Stage, plan: Plan, on_cancel: Callable[[list[int]], None] = lambda handles: None
+    ) -> None:
         self.log = ClientLog(plan)
         self.generation: Generation | None = None
         self.app: RouterApp | None = None  # the router that it reads from now
         self._stage = stage
         self._plan = plan
+        self._on_cancel = on_cancel
         self._answers: dict[int, tuple[list[int], Iterator[int]]] = {}  # by choice: known so far, the rest
         self._given_up = asyncio.Event()
 
@@ -99,6 +102,8 @@ class Client:
         if self.log.ends or self.log.cancelled_s is not None:
             return
         self._count(1)
+        if self.app is not None:
+            self._on_cancel(self._stage.sight.handles_of(self.app, self.request_id))
         self.log.cancelled_s = self._now_s()
         if self.generation is not None:
             self.generation.close()

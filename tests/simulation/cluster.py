@@ -152,9 +152,13 @@ class SimCluster:
         num_blocks: int | None = None,
         faults: FakeFaults | None = None,
         block_size: int | None = None,
+        weights: str = "",
         delay_s: float = 0.0,
     ) -> SimWorker:
-        """A worker, started after a while; in the place of a process of the same id, which lives on for now."""
+        """A worker, started after a while; in the place of a process of the same id, which lives on for now.
+
+        weights  fingerprint of other weights than the others'
+        """
         worker = SimWorker(
             self,
             worker_id,
@@ -162,6 +166,7 @@ class SimCluster:
             faults=faults or self.faults,
             block_size=block_size or self.block_size,
             num_blocks=num_blocks or self.num_blocks,
+            weights=weights,
         )
         self.workers[worker_id] = worker
         self._made.append(worker)

@@ -254,7 +254,11 @@ class Chaos:
             stays.start()  # unless it lives: it may have gone, too, by another fault
             self._stage.cluster.workers[victim.id] = stays
             self._stage.tape.tell(f"one {victim.id} exited with {gone.exit_codes} after {took_s:.3f} s")
-            is_late = gone.exit_codes[-1] == EXIT_SUPERSEDED and took_s > ONE_OF_TWO_S + LOOK_S
+            was_superseded = gone.exit_codes[-1] == EXIT_SUPERSEDED
+            assert gone.ref is not None and stays.ref is not None, "both have run"
+            if was_superseded and gone.ref.epoch > stays.ref.epoch:
+                self._stage.violate(f"of two processes of {victim.id} the one of the later epoch has gone")
+            is_late = was_superseded and took_s > ONE_OF_TWO_S + LOOK_S
             if is_late and not self._is_troubled(victim.id, begun_s):
                 self._stage.violate(f"the second {victim.id} was there for {took_s:.3f} s")
 
@@ -269,17 +273,34 @@ class Chaos:
         )
 
     async def _stranger(self, fault: Fault, target: Target) -> None:
-        """A worker of another layout: refused, never routed to."""
+        """A worker of another model, or of another layout: refused by routers, or by its peers."""
         self._stage.coverage.add(21, *self._stage.sight.anywhere())
         self._num_made += 1
+        of_other_model = int(fault.draw * 1000) % 2 == 0
         stranger = self._stage.cluster.add_worker(
             f"x{self._num_made}",
             Role.DECODE if fault.draw < 0.5 else Role.PREFILL,
-            block_size=2 * BLOCK_SIZE,
+            block_size=BLOCK_SIZE if of_other_model else 2 * BLOCK_SIZE,
+            weights="other weights" if of_other_model else "",
         )
-        await asyncio.sleep(fault.lasts_s)
+        until_s = self._stage.tape.now_s() + fault.lasts_s
+        while self._stage.tape.now_s() < until_s:
+            await asyncio.sleep(LOOK_S)
+            self._see_stranger(stranger, of_other_model=of_other_model)
+        self._stage.ledger.begin("the stranger goes", workers=(stranger.id,))
         stranger.kill()
         del self._stage.cluster.workers[stranger.id]
+
+    def _see_stranger(self, stranger: SimWorker, *, of_other_model: bool) -> None:
+        for router in self._stage.cluster.routers.values():
+            member = None if router.app is None else router.app.fleet.get(stranger.id)
+            if member is None or router.app is None:
+                continue
+            others = [other for other in router.app.fleet.members if other is not member]
+            if of_other_model and others:
+                self._stage.violate(f"{router.id} has taken in {stranger.id}, which serves another model")
+            if any(member in pair for pair in router.app.fleet.topology.usable_pairs()):
+                self._stage.violate(f"{router.id} uses {stranger.id} in a pair, though its layout is another")
 
     async def _join(self, fault: Fault, target: Target) -> None:
         self._num_made += 1

@@ -105,20 +105,21 @@ def _address(view: memoryview) -> int:
 
 
 class SimNetwork(FaultyNetwork):
-    """A FaultyNetwork of SimChannels. name: of the worker, for the tape."""
+    """A FaultyNetwork of SimChannels. name: of the worker, for the tape; num_confirms: CONFIRMs that have arrived."""
 
     def __init__(
         self, inner: Network, clock: Clock, trouble: LinkTrouble, watch: PoolWatch, tape: Tape, name: str
     ) -> None:
         super().__init__(inner, clock, lambda dialled: trouble)
-        self._trouble = trouble
-        self._watch = watch
-        self._tape = tape
-        self._name = name
+        self.trouble = trouble
+        self.watch = watch
+        self.tape = tape
+        self.name = name
+        self.num_confirms = 0
         self._its_clock = clock
 
     def _wrap(self, channel: Channel, dialled: bool) -> Channel:
-        watched = SimChannel(channel, self._trouble, self._its_clock, self._watch, self._tape, self._name)
+        watched = SimChannel(channel, self._its_clock, self)
         self._faulty.append(watched)
         return watched
 
@@ -126,15 +127,15 @@ class SimNetwork(FaultyNetwork):
 class SimChannel(FaultyChannel):
     """A FaultyChannel that tells the tape what passes, and the watch what is touched."""
 
-    def __init__(
-        self, inner: Channel, trouble: LinkTrouble, clock: Clock, watch: PoolWatch, tape: Tape, name: str
-    ) -> None:
-        super().__init__(inner, trouble, clock)
-        self._trouble = trouble
-        self._watch = watch
-        self._tape = tape
-        self._way = f"{name}>{inner.peer.removeprefix('mem://')}"
-        self._back = f"{inner.peer.removeprefix('mem://')}>{name}"
+    def __init__(self, inner: Channel, clock: Clock, network: SimNetwork) -> None:
+        super().__init__(inner, network.trouble, clock)
+        self._network = network
+        self._trouble = network.trouble
+        self._watch = network.watch
+        self._tape = network.tape
+        peer = inner.peer.removeprefix("mem://")
+        self._way = f"{network.name}>{peer}"
+        self._back = f"{peer}>{network.name}"
         self._reads: dict[int, int | None] = {}
         self._sink = _WatchedSink(self)
 
@@ -171,6 +172,8 @@ class SimChannel(FaultyChannel):
 
     def on_frame(self, frame: Frame) -> None:
         """A frame has arrived."""
+        if frame.kind is Kind.CONFIRM:
+            self._network.num_confirms += 1
         self._tape.message(self._back + " has", frame)
 
     def on_read(self, tag: int) -> None:

@@ -104,6 +104,17 @@ class Sight:
             self._of(conductor, legs) for conductor in app.conductors if conductor.request_id == request_id
         )
 
+    @staticmethod
+    def handles_of(app: RouterApp, request_id: str) -> list[int]:
+        """Of the attempts that run for a request."""
+        return [
+            run.attempt.handle
+            for conductor in app.conductors
+            if conductor.request_id == request_id
+            for run in conductor.runs
+            if run.attempt is not None
+        ]
+
     def anywhere(self) -> dict[Moment, None]:
         """Phases of all requests on all workers."""
         return _joined(each.phases for each in self.legs().values())

@@ -90,6 +90,7 @@ class _Run:
         self._result = result
         self._tape = result.tape
         self._chaos: Chaos | None = None
+        self._watch: Watch | None = None
         self._outages = Outages(self._tape.now_s)
 
     async def play(self) -> None:
@@ -113,7 +114,8 @@ class _Run:
         )
         ledger = Ledger(tape.now_s, scenario.config.timeouts.token_gap_s + 1.0)
         stage = Stage(scenario, cluster, tape, ledger, self._result.coverage, Sight(cluster))
-        clients = [Client(stage, plan) for plan in scenario.plans]
+        watch = self._watch = Watch(stage)
+        clients = [Client(stage, plan, watch.cancelled) for plan in scenario.plans]
         logs = LogWatch(stage, clients)
         logs.configure()
         self._chaos = Chaos(stage, clients)
@@ -125,7 +127,7 @@ class _Run:
                 cluster.add_worker(
                     worker.id, worker.role, num_blocks=worker.num_blocks, delay_s=worker.starts_s
                 )
-            watching = loop.create_task(Watch(stage).run())
+            watching = loop.create_task(watch.run())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._chaos.run())
                 for client in clients:
@@ -167,6 +169,8 @@ class _Run:
             least = min(counts.free, counts.granted, counts.owned, counts.cached, counts.promised)
             if total != worker.num_blocks or least < 0:
                 self.violate(f"{worker.id}: blocks don't add up: {counts} of {worker.num_blocks}")
+        if self._watch is not None:
+            self._watch.look_at_cancelled(worker)
         if self._chaos is not None:
             self._chaos.aim.moments.look()
 

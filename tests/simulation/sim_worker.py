@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from deploy.worker_assembly import Worker
 from deploy.worker_ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
-from kv_transfer.transports.port import Network
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner
@@ -53,6 +52,7 @@ class SimWorker:
         faults: FakeFaults,
         block_size: int,
         num_blocks: int,
+        weights: str = "",
     ) -> None:
         self.id = worker_id
         self.role = role
@@ -66,12 +66,13 @@ class SimWorker:
         self.trouble = LinkTrouble(cluster.random_for(f"{worker_id}/trouble"))
         self._faults = faults
         self._block_size = block_size
+        self._weights = weights
         self._cluster = cluster
         self._runner: BreakableRunner | None = None
         self._task: asyncio.Task[None] | None = None
         self._drivers: dict[str, LoopDriver] = {}
         self._inboxes: list[DelayedInbox] = []
-        self._network: Network | None = None
+        self._network: SimNetwork | None = None
         self._running = asyncio.Event()
         self._running.set()
         self._ended = asyncio.Event()
@@ -106,7 +107,7 @@ class SimWorker:
         name = f"{self.id}/{cluster.next_serial()}"
         source = cluster.random_for(name)
         me = self.ref = WorkerRef(self.id, Epoch(self.clock.wall_ns(), source.getrandbits(64)))
-        runner = WatchedRunner(self._make_runner(), self._pool, self._violate)
+        runner = WatchedRunner(self._make_runner(), self._pool, self._violate, self._weights)
         self._runner = BreakableRunner(runner, lambda what: cluster.observer.on_failure(self, what))
         model = LoadedModel(
             name=self._runner.card.name,
@@ -253,9 +254,10 @@ class SimWorker:
             return self.engine_slowness * delay()
 
         def drive(name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> LoopDriver:
-            on_turn: Callable[[], None] = _nothing
             if name == "engine":
-                on_turn = partial(cluster.observer.on_turn, self)
+                on_turn: Callable[[], None] = partial(cluster.observer.on_turn, self)
+            else:
+                on_turn = self._check_hand_offs
             owner = _ObservedOwner(owner, cluster.tape, self.id + ": ", on_turn)
             drawn = engine_delay if name == "engine" else delay
             driver = drivers[name] = LoopDriver(owner, loop, drawn, f"{self.id}/{name}", on_death)
@@ -290,6 +292,14 @@ class SimWorker:
     def _violate(self, what: str) -> None:
         self._cluster.observer.violate(f"{self.id}: {what}")
 
+    def _check_hand_offs(self) -> None:
+        """A hand-off has happened only when the prefill worker has confirmed it."""
+        run = None if self.worker is None else self.worker.current
+        if run is None or self._network is None:
+            return
+        if run.transfer.metrics.handed_off_leases > self._network.num_confirms:
+            self._violate("a sequence runs on blocks that nobody has confirmed")
+
     def counts(self) -> BlockCounts | None:
         """Of its pool; None while no process runs."""
         pool = self._pool()
@@ -317,7 +327,3 @@ class _ObservedOwner:
         self._tape.who = ""
         self._on_turn()
         return wait_s
-
-
-def _nothing() -> None:
-    pass

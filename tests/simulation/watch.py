@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from pdserve.messages import Role
 from router.attempt_contract import AttemptPhase
@@ -12,6 +13,8 @@ from tests.simulation.stage import Stage
 
 LOOK_S = 0.25
 SLACK_S = 0.5  # delayed messages, clocks of another pace, and the time between two looks
+HEARS_S = 0.02  # besides delays: what a queue of messages takes
+STEPS_ON = 2  # tokens that a cancelled sequence may still get
 LETS_GO_S = 1.0  # blocks of an aborted attempt are free so long after the abort, if their peer answers
 PAIRS_UP_S = 3.0  # from the last trouble of two workers and a router until the pair must be in use
 
@@ -30,6 +33,8 @@ class Watch:
         }
         self._orphans: dict[int, float] = {}  # handle that no router knows -> since when
         self._reported: dict[tuple[object, ...], None] = {}
+        self._cancelled: dict[int, float] = {}  # handle -> when its workers must have heard of it
+        self._went_on: dict[tuple[int, str], int] = {}  # on a worker -> tokens it had by then
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -43,6 +48,36 @@ class Watch:
             self._look_at_attempts(router)
             self._look_at_service(router)
         self._look_at_orphans()
+
+    def cancelled(self, handles: Iterable[int]) -> None:
+        """Nobody wants these attempts any more: their workers will hear of it soon."""
+        delays = self._stage.scenario.delays
+        hears_s = self._stage.tape.now_s() + delays.session_s + 3 * delays.owner_s + HEARS_S
+        self._cancelled |= dict.fromkeys(handles, hears_s)
+
+    def look_at_cancelled(self, worker: SimWorker) -> None:
+        """A worker that has heard of a cancellation computes at most two steps more for it."""
+        if not self._cancelled:
+            return
+        now_s = self._stage.tape.now_s()
+        for attempt in attempts_of(worker):
+            heard_s = self._cancelled.get(attempt.handle)
+            if heard_s is None or now_s < heard_s:
+                continue
+            key = (attempt.handle, worker.id)
+            before = self._went_on.setdefault(key, len(attempt.seq.ids))
+            if len(attempt.seq.ids) > before + STEPS_ON and self._is_well(worker, heard_s - LOOK_S):
+                self._violate(
+                    key, f"{worker.id} goes on with attempt {attempt.handle:016x}, which was cancelled"
+                )
+
+    def _is_well(self, worker: SimWorker, since_s: float) -> bool:
+        """Whether nothing has kept news from this worker."""
+        return self._is_sound(worker, since_s) and not any(
+            effect.ended_s is None or effect.ended_s > since_s
+            for effect in self._stage.ledger.effects
+            if effect.routers or any(worker_id == worker.id for worker_id, _ in effect.sessions)
+        )
 
     def _look_at_attempts(self, router: SimRouter) -> None:
         for conductor in () if router.app is None else router.app.conductors:
