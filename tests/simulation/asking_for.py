@@ -96,7 +96,11 @@ async def _events(
 def key_of(request: GenerateRequest, max_tokens: int, choice: int = 0) -> SampleKey:
     """The key of one choice of a request whose seed is given; its words are bytes to the fake tokenizer."""
     assert request.seed is not None
-    words = [tuple(text.encode()) for word in request.sampling.bad_words for text in (word, f" {word}")]
+    words = [
+        tuple(text.encode())
+        for word in request.sampling.bad_words
+        for text in (word.strip(), f" {word.strip()}")
+    ]
     return SampleKey(
         params=request.sampling,
         seed=request.seed,

@@ -25,7 +25,9 @@ class SimRouter:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; the app is there when the task has run."""
+        """Begin, unless it runs; the app is there when the task has run."""
+        if self._task is not None and not self._task.done() and not self._task.cancelling():
+            return
         self._stop = asyncio.Event()
         self._num_starts += 1
         self._task = self._cluster.tasks.create_task(self._run())

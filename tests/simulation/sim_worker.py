@@ -213,6 +213,14 @@ class SimWorker:
         for inbox in self._inboxes:
             inbox.resume()
 
+    def pause_transfer(self) -> None:
+        """The transfer owner's thread gets no time; the rest of the process lives."""
+        self._drivers["transfer"].pause()
+
+    def resume_transfer(self) -> None:
+        """It goes on."""
+        self._drivers["transfer"].resume()
+
     def hang_engine(self) -> None:
         """The engine's thread never comes back; the rest of the process lives."""
         if "engine" in self._drivers:
