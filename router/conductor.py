@@ -28,7 +28,6 @@ from router.identity import ModelIdentity
 from router.output import Output
 from router.prompt_parts import prompt_parts
 from router.summary import log_finished
-from router.text import bad_word_ids
 from router.validation import check_ids, check_model, check_possible, resolve_max_tokens
 
 log = structlog.get_logger()
@@ -201,7 +200,7 @@ class Conductor:
             choice=0,
             eos_token_ids=identity.eos_token_ids,
             max_tokens=max_tokens,
-            bad_word_ids=bad_word_ids(tokenizer, request.sampling.bad_words),
+            bad_word_ids=await parts.text.bad_word_ids(tokenizer, request.sampling.bad_words),
         )
         check_possible(key, identity.vocab_size)
         parts.metrics.prompt_tokens.inc(len(self.prompt_ids))

@@ -43,7 +43,11 @@ class RouterMetrics:
         self.cached_tokens = Counter(
             "pdserve_prompt_tokens_cached", "Of these, those that were prefix cache hits.", registry=registry
         )
-        self.tokens = Counter("pdserve_completion_tokens", "Tokens given to clients.", registry=registry)
+        self.tokens = Counter(
+            "pdserve_completion_tokens",
+            "Tokens of all choices, those of best_of that are not given out among them.",
+            registry=registry,
+        )
         self.overrun_tokens = Counter(
             "pdserve_overrun_tokens",
             "Tokens computed behind a stop string, not given out.",

@@ -128,16 +128,21 @@ class ModelText:
             return call()
         return await self._work.run(call)
 
+    async def bad_word_ids(self, tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """How the model may write these words: at the beginning of a text, and behind a space. docs/sampling.md.
+
+        Raises InvalidRequest for a word that the tokenizer has no ids for.
+        """
+        if not words:
+            return ()
+        return await self._work.run(lambda: _bad_word_ids(tokenizer, words))
+
     async def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
         return await self._work.run(lambda: tokenizer.decode(token_ids, skip_special_tokens=False))
 
 
-def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """How the model may write these words: at the beginning of a text, and behind a space. docs/sampling.md.
-
-    Raises InvalidRequest for a word that the tokenizer has no ids for.
-    """
+def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     found: dict[tuple[int, ...], None] = {}  # in order, each once
     for word in words:
         bare = word.strip()

@@ -10,6 +10,8 @@ from pdserve.energy import EnergyMeter
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.port import ModelCard, Row, RowOutput, Runner
 
+_Shape = tuple[int, int, int, int]
+
 
 class MeteredRunner:
     """Another runner, measured. Engine owner only.
@@ -32,7 +34,7 @@ class MeteredRunner:
         self._clock = clock
         self._on_begin = on_begin
         self._energy = energy
-        self._shapes: dict[tuple[int, int, int], None] = {}
+        self._shapes: dict[_Shape, None] = {}
         self.num_steps = 0
         self.begun_s = 0.0
         self.ended_s = 0.0
@@ -80,8 +82,9 @@ class MeteredRunner:
         ]
 
 
-def _shape(rows: Sequence[Row]) -> tuple[int, int, int]:
-    """Rows, tokens and the longest context, each as a power of two: what decides how long a step takes."""
+def _shape(rows: Sequence[Row]) -> _Shape:
+    """Rows, tokens, scored tokens and the longest context, each as a power of two: what a step's time depends on."""
     num_tokens = sum(len(row.token_ids) for row in rows)
     context = max((row.start + len(row.token_ids) for row in rows), default=0)
-    return len(rows).bit_length(), num_tokens.bit_length(), context.bit_length()
+    num_scored = sum(len(row.score.next_ids) for row in rows if row.score is not None)
+    return len(rows).bit_length(), num_tokens.bit_length(), num_scored.bit_length(), context.bit_length()
