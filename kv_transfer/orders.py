@@ -23,7 +23,7 @@ MAX_BACKOFF_S = 1.0
 class Order:
     """One pair, as its sessions want it.
 
-    reason      why it was down last; "" = never tried, or up
+    reason      why it was down last, in words that routers know: "full", "misfit: …", or any; "" = never tried, or up
     due_s       when to dial (link None), or to close an unwanted one; None = nothing due
     is_final    never dialled again
     """
@@ -88,7 +88,7 @@ class Orders:
     def went_down(self, order: Order, error: PdserveError, now_s: float) -> None:
         """Note why, and when to dial again."""
         order.link = None
-        order.reason = str(error)
+        order.reason = _told(error)
         order.is_final = isinstance(error, Incompatible | Stale)
         if order.sessions:
             order.due_s = now_s + order.backoff_s * (0.5 + 0.5 * self._random.random())
@@ -127,3 +127,10 @@ class Orders:
             if not order.sessions and (order.link is None or order.link.num_leases == 0):
                 return order
         return None
+
+
+def _told(error: PdserveError) -> str:
+    """What a router reads of it: whether to ask again later, whether an operator must act."""
+    if isinstance(error, Overloaded):
+        return "full"
+    return f"misfit: {error}" if isinstance(error, Incompatible) else str(error)

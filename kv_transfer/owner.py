@@ -337,8 +337,8 @@ class TransferOwner:
                 told = order.reason
                 self._orders.went_down(order, error, self._clock.now_s())
                 if order.sessions and order.reason != told:
-                    reason = "full" if isinstance(error, Overloaded) else order.reason
-                    self._to_loop(messages.LinkState(order.decode_worker, False, "", reason, link.generation))
+                    state = messages.LinkState(order.decode_worker, False, "", order.reason, link.generation)
+                    self._to_loop(state)
 
     def _remember_end(self, link: Link) -> None:
         """D: a router that doesn't know yet is told which link it was, so that it can tell it from the next one."""

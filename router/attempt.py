@@ -35,8 +35,6 @@ from router.progress_timer import CallLater, ProgressTimer
 from router.prompt_scores import PromptScores
 from router.timings import AttemptTimes
 
-SILENT_BEATS = 1.5  # heartbeats that a worker may be late before it counts as silent
-
 
 class Attempt:
     """Event-loop thread only. `outcome` is resolved when the attempt has ended by itself.
@@ -446,8 +444,9 @@ class Attempt:
     def _expired(self) -> None:
         match self.phase:
             case AttemptPhase.GRANTING:
-                if self._decode_is_silent():
-                    self._timer.restart(self._timeouts.grant_s / 2)
+                left_s = self._grant_left_s()
+                if left_s > 1e-6:
+                    self._timer.restart(left_s)
                     return
                 self.decode.refusing = True  # nor is anything else sent there before it reports again
                 error = self._late("no answer to StartDecode", self._timeouts.grant_s, self.decode)
@@ -461,12 +460,21 @@ class Attempt:
                 error = self._late("no token", self._timeouts.token_gap_s, self.decode)
         self._fail(error)
 
-    def _decode_is_silent(self) -> bool:
-        """Whether the decode worker as a whole says nothing, not even that it lives: stopped, or without a CPU.
+    def _grant_left_s(self) -> float:
+        """How much longer the decode worker may leave StartDecode without an answer.
 
-        Then silence about one attempt means nothing; its session ends, or it comes back and answers.
+        While it says nothing at all, not even that it lives, silence about one attempt means nothing: its session ends,
+        or it comes back, and then has its time anew. In all it has no longer than a silent session would live.
         """
-        return self._clock.now_s() - self.decode.liveness.heard_s > SILENT_BEATS * self._timeouts.heartbeat_s
+        now_s = self._clock.now_s()
+        written_s = self.times.decode_written_s
+        assert written_s is not None, "asked after StartDecode was written"
+        awake_since_s = self.decode.liveness.awake_since_s(now_s)
+        if awake_since_s is None:
+            left_s = self._timeouts.grant_s / 2
+        else:
+            left_s = max(written_s, awake_since_s) + self._timeouts.grant_s - now_s
+        return min(left_s, written_s + self._timeouts.link_s - now_s)
 
     def _late(self, what: str, after_s: float, worker: Member) -> PdserveError:
         return WorkerLost(f"{what} in time", after_s=after_s, worker=worker.ref)

@@ -39,7 +39,8 @@ from router.topology import Topology
 
 log = structlog.get_logger()
 
-LATE_BEATS = 3.0  # a heartbeat of this router that is so late tells that the router stood still
+LATE_BEATS = 1.5  # a worker so late with its heartbeat is silent for now
+STOOD_BEATS = 3.0  # this router's own beat so late tells that the router stood still
 
 
 class Fleet:
@@ -98,7 +99,8 @@ class Fleet:
             self._known.set()
         welcome()
         stuck_at = self._stuck.pop(hello.worker, None)
-        liveness = Liveness(self._clock.now_s(), self._timeouts.link_s, stuck_at)
+        late_s = LATE_BEATS * self._timeouts.heartbeat_s
+        liveness = Liveness(self._clock.now_s(), self._timeouts.link_s, late_s, stuck_at)
         member = Member(
             session, hello, liveness, draining=hello.draining, without_events_since_s=self._clock.now_s()
         )
@@ -293,7 +295,7 @@ class Fleet:
     def tick(self, num_waiting_tokens: int) -> None:
         """Once a heartbeat: say that the router lives, tell demand, look for those that don't live any more."""
         now_s = self._clock.now_s()
-        stood_still = now_s - self._ticked_s > LATE_BEATS * self._timeouts.heartbeat_s
+        stood_still = now_s - self._ticked_s > STOOD_BEATS * self._timeouts.heartbeat_s
         self._ticked_s = now_s
         self._orders.ask_again(self.members, now_s)
         self.cache_sources.tick()

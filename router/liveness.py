@@ -17,11 +17,16 @@ class Liveness:
     """One session's signs of life. Event-loop thread only.
 
     silent_s          no message for so long = dead
+    late_s            no message for so long = silent for now: stopped, or without a CPU
     stuck_at_steps    an earlier session of this very process ended as hung at this step count: suspect until it moves
     """
 
-    def __init__(self, now_s: float, silent_s: float, stuck_at_steps: int | None = None) -> None:
+    def __init__(
+        self, now_s: float, silent_s: float, late_s: float, stuck_at_steps: int | None = None
+    ) -> None:
         self._silent_s = silent_s
+        self._late_s = late_s
+        self._awake_since_s = now_s
         self._heard_s = now_s
         self._moved_s = now_s
         self._has_work = False
@@ -34,13 +39,14 @@ class Liveness:
         """Whether the engine was hanging when this process was last heard of, and hasn't moved since."""
         return self._stuck_at_steps is not None
 
-    @property
-    def heard_s(self) -> float:
-        """When the last message came."""
-        return self._heard_s
+    def awake_since_s(self, now_s: float) -> float | None:
+        """Since when it has had something to say at least every now and then; None = it is silent for now."""
+        return None if now_s - self._heard_s > self._late_s else self._awake_since_s
 
     def heard(self, now_s: float) -> None:
         """Any message came."""
+        if now_s - self._heard_s > self._late_s:
+            self._awake_since_s = now_s
         self._heard_s = now_s
 
     def reported_step_time(self, step_s: float) -> None:

@@ -53,6 +53,9 @@ class Leg(Protocol):
     def on_session_lost(self, member: Member, error: PdserveError) -> None: ...
 
 
+ORDERED = "ordered"
+
+
 @dataclass(slots=True)
 class PairRecord:
     """One ordered pair, seen from its prefill worker."""
@@ -60,10 +63,20 @@ class PairRecord:
     decode: WorkerRef
     up: bool = False
     transport: str = ""
-    reason: str = "ordered"
+    reason: str = ORDERED
     generation: int = 0
     asked_s: float = 0.0
     handover: Line = field(default_factory=Line)  # tokens sent → what the transfer takes beyond the prefill
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nobody knows yet if the two fit."""
+        return not self.up and self.generation == 0 and self.reason == ORDERED
+
+    @property
+    def misfits(self) -> bool:
+        """Whether the two will never fit; an operator must act."""
+        return not self.up and self.reason.startswith("misfit")
 
 
 @dataclass(slots=True, eq=False)

@@ -40,7 +40,21 @@ class Topology:
             if member.usable
             and member.decodes
             and (self._allow_local_prefill or member.hello.role is Role.BOTH)
+            and self._may_fit(member)
         ]
+
+    def _may_fit(self, decode: Member) -> bool:
+        """Whether it fits the cluster, as far as its links have shown: one that doesn't is given no work at all."""
+        records = [
+            record
+            for prefill in self._members.values()
+            if prefill.prefills and prefill.usable
+            for record in (prefill.pairs.get(decode.id),)
+            if record is not None and record.decode == decode.ref
+        ]
+        if any(record.up for record in records):
+            return True
+        return not any(record.undecided or record.misfits for record in records)
 
     @property
     def missing(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdserve.messages import Role, StartDecode, StartPrefill
+from pdserve.messages import PairState, Role, StartDecode, StartPrefill
 from pdserve.sampling import FinishReason
 from tests.unit.router.scripted import Cluster, ScriptedWorker, config, hello, load, virtual
 
@@ -161,3 +161,23 @@ async def test_a_local_prefill_s_own_timings_are_learnt_too() -> None:
             b.say(load())
             await cluster.settle()
         assert await choose(cluster, 1000)
+
+
+@virtual
+async def test_a_worker_that_fits_no_prefill_worker_gets_nothing_not_even_alone() -> None:
+    async with Cluster(config({"allow_local_prefill": True})) as cluster:
+        p, d = await cluster.pair()
+        stranger = await cluster.join(hello("x0", Role.BOTH, block_size=32))
+        d.say(load(num_running=100_000))
+        p.say(load(num_queued_tokens=50_000))
+        assert await choose(cluster, 10)  # nobody knows yet whether it fits
+        p.say(
+            PairState(
+                stranger.ref, False, reason="misfit: layout differs (field=block_size, theirs=32, ours=16)"
+            )
+        )
+        assert await choose(cluster, 10)
+        assert not stranger.got(StartDecode)
+        p.say(PairState(stranger.ref, False, reason="the link broke", generation=1))
+        assert not await choose(cluster, 10)
+        assert len(stranger.got(StartDecode)) == 1

@@ -58,17 +58,37 @@ async def test_a_worker_that_says_nothing_at_all_is_judged_as_a_worker_not_by_on
 
 
 @virtual
-async def test_a_worker_that_came_back_and_still_does_not_answer_is_at_fault() -> None:
+async def test_a_worker_that_came_back_has_its_time_anew_and_then_is_at_fault() -> None:
     async with Cluster() as cluster:
         _, d = await cluster.pair()
         await cluster.advance(0.5)
         d.silent = True
         client = cluster.generate("hello")
         await d.expect(StartDecode)
-        await cluster.advance(2.0)
+        await cluster.advance(1.6)
         d.silent = False
-        await cluster.advance(1.0)
+        await cluster.advance(0.9)
+        assert not d.got(Abort)
+        await cluster.advance(0.6)
         assert d.got(Abort)
+        client.generation.close()
+
+
+@virtual
+async def test_a_worker_that_stands_still_again_and_again_holds_a_request_no_longer_than_a_silent_one() -> (
+    None
+):
+    async with Cluster() as cluster:
+        _, d = await cluster.pair()
+        client = cluster.generate("hello")
+        await d.expect(StartDecode)
+        d.silent = True
+        for _ in range(4):
+            await cluster.advance(0.9)
+            assert not d.got(Abort)
+            d.say(load())
+        await cluster.advance(0.9)
+        assert d.got(Abort)  # link_s is over
         client.generation.close()
 
 

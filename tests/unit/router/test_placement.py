@@ -189,7 +189,7 @@ async def test_why_each_candidate_fell_or_won_is_kept() -> None:
         d1 = await cluster.decode("d1", window_tokens=8192)
         await cluster.link(p, d1)
         both = await cluster.join(hello("b0", Role.BOTH))
-        await cluster.settle()
+        await cluster.link(p, both)
         client = cluster.generate("hello", request_id="why")
         await cluster.settle()
         (explained,) = cluster.app.explanations
@@ -197,6 +197,7 @@ async def test_why_each_candidate_fell_or_won_is_kept() -> None:
         assert {(verdict.prefill, verdict.decode) for verdict in explained.verdicts} == {
             ("p0", "d0"),
             ("p0", "d1"),
+            ("p0", "b0"),
             ("", "b0"),
         }
         (chosen,) = [verdict for verdict in explained.verdicts if verdict.chosen]

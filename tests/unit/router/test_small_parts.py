@@ -80,7 +80,7 @@ def test_held_credit_is_subtracted_until_the_worker_counts_it() -> None:
 
 
 def test_a_hang_is_work_in_hand_without_a_step() -> None:
-    life = Liveness(0.0, silent_s=4.0)
+    life = Liveness(0.0, silent_s=4.0, late_s=0.75)
     life.heartbeat(5, True, 0.0)
     life.heard(5.0)
     assert life.why_dead(5.0) == ""
@@ -92,7 +92,7 @@ def test_a_hang_is_work_in_hand_without_a_step() -> None:
 
 
 def test_a_process_that_hung_is_suspect_until_its_counter_moves() -> None:
-    life = Liveness(0.0, 4.0, stuck_at_steps=5)
+    life = Liveness(0.0, 4.0, 0.75, stuck_at_steps=5)
     life.heartbeat(5, True, 0.1)
     assert life.suspect
     life.heartbeat(6, True, 0.2)
