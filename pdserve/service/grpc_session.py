@@ -17,7 +17,7 @@ from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from pdserve.service.admission import RouterGuard, WorkerProof
 from pdserve.service.cache_events import CacheEvents, SourceReader, Subscribe
-from pdserve.service.grpc_stream import LINGER_S, GrpcStream
+from pdserve.service.grpc_stream import GrpcStream
 from pdserve.service.outbox import DEFAULT_LIMIT
 from pdserve.service.proven_call import open_proven
 from pdserve.service.rpc import EOF, open_channel
@@ -198,11 +198,7 @@ class GrpcDialer:
 
 async def _run_dialed(session: GrpcStream[Up, Down], call: Any, channel: grpc.aio.Channel) -> None:
     try:
-        await session.run(call.read, call.write)
-        if session.close_reason is not None and session.lingers:
-            # A cancelled call may lose what was written: say that no more comes, and let the router end it.
-            await call.done_writing()
-            await asyncio.wait([asyncio.ensure_future(call.code())], timeout=LINGER_S)
+        await session.run(call.read, call.write, call.done_writing)
     except Exception:  # outermost frame of one session; the worker's others go on
         log.exception("session.crashed", peer=session.peer)
     finally:

@@ -91,17 +91,26 @@ class GrpcStream(Generic[S, R]):
         self._over.set()
         self._work.set()
 
-    async def run(self, read: Callable[[], Awaitable[Any]], write: Callable[[Any], Awaitable[None]]) -> None:
+    async def run(
+        self,
+        read: Callable[[], Awaitable[Any]],
+        write: Callable[[Any], Awaitable[None]],
+        half_close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Read and write until either side has ended the session; what was queued by then still goes, for a while.
 
-        read returns EOF at the end; both may raise what gRPC raises when a call breaks.
+        read        returns EOF at the end; it and `write` may raise what gRPC raises when a call breaks
+        half_close  a client's way to say that no more comes. The other side then ends the call when it has read all:
+                    a client that cancels a read, or the call, takes back what it has written and wasn't read yet
         """
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._read(read))
-            writer = tasks.create_task(self._write(write))
+            writer = tasks.create_task(self._write(write, half_close))
             await self._over.wait()
             if self.lingers:
                 await asyncio.wait([writer], timeout=LINGER_S)
+            if self.lingers and half_close is not None:
+                await asyncio.wait([reader], timeout=LINGER_S)
             reader.cancel()
             writer.cancel()
         self._outbox.clear()
@@ -126,13 +135,17 @@ class GrpcStream(Generic[S, R]):
             log.error("session.bad_message", peer=self._peer, error=str(error))
             self.close(f"bad message: {error}")
 
-    async def _write(self, write: Callable[[Any], Awaitable[None]]) -> None:
+    async def _write(
+        self, write: Callable[[Any], Awaitable[None]], half_close: Callable[[], Awaitable[None]] | None
+    ) -> None:
         try:
             while True:
                 message = self._outbox.take()
                 if message is not None:
                     await write(self._encode(message))
                 elif self._over.is_set():
+                    if half_close is not None and self.lingers:
+                        await half_close()
                     return
                 else:
                     self._work.clear()

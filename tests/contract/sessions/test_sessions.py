@@ -88,6 +88,15 @@ async def test_the_end_of_a_sequence_stays_behind_its_tokens(wire: Wire) -> None
     assert failed == list(range(1, 50))
 
 
+async def test_what_was_sent_before_a_close_arrives_even_if_it_is_read_later(wire: Wire) -> None:
+    """A worker's last words, its drain over: more than the other side takes in at once."""
+    for n in range(1, 501):
+        wire.worker.send(m.Waiting(n, n))
+    wire.worker.close("drained")
+    messages, _ = await receive_until_lost(wire.router)
+    assert messages == [m.Waiting(n, n) for n in range(1, 501)]
+
+
 async def test_load_keeps_the_newest_only(wire: Wire) -> None:
     for n in range(OUTBOX_LIMIT * 2):
         wire.worker.send(_load(n))
