@@ -8,36 +8,35 @@ equal up to the first near-tie.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from pdserve import modelstore
 from pdserve.engine.numerics import LinearKind, Precision, choose_precision, has_native_bfloat16
 from pdserve.engine.torch_runner import TorchRunner
-from pdserve.errors import UnknownModel
 from pdserve.tokenizer import Tokenizer
+from tests.reference.llama_reference import LOGITS_WITHIN, MARGIN, NUM_POSITIONS, reference_logits
 from tests.reference.prompts import CHATS, LONG, TEXTS
 from tests.unit.engine_torch.driving import Stream
 
 pytestmark = pytest.mark.timeout(600)  # a minute where nothing else runs
 
-NUM_POSITIONS = 48
 CHUNK = 512
 BLOCK_SIZE = 16
-LOGITS_WITHIN = 1e-3
-MARGIN = 1e-3
 # transformers' bfloat16 is slow on CPUs without bfloat16 instructions.
 BFLOAT16_PROMPTS = ("capital", "python", "chinese", "emoji", "question", "turns")
+# Of transformers' config: what logits depend on.
+COMPUTED_FROM = (
+    "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings",
+    "mlp_bias", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rope_parameters",
+    "tie_word_embeddings", "vocab_size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,50 +49,8 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    try:
-        return modelstore.resolve("smollm2-135m")
-    except UnknownModel:
-        return modelstore.fetch(modelstore.ALIASES["smollm2-135m"])
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Any:
-    """transformers' model in float32, of the GGUF file as the `gguf` package decodes it."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(str(folder))
-    models: Any = AutoModelForCausalLM
-    model = models.from_config(config, dtype=torch.float32)
-    state = reference_state(folder, {"q": config.num_attention_heads, "k": config.num_key_value_heads})
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert missing == ["lm_head.weight"]
-    assert not unexpected
-    model.tie_weights()
-    model.eval()
-    return model
-
-
-def reference_state(folder: Path, heads: dict[str, int]) -> dict[str, Tensor]:
-    """The file's tensors under transformers' names, rows of Q and K put back as they were before llama.cpp."""
-    index = json.loads((folder / "tensors.json").read_text())
-    raw = np.memmap(folder / index["file"], dtype=np.uint8, mode="r")
-    state: dict[str, Tensor] = {}
-    for name, entry in index["tensors"].items():
-        stored = raw[entry["offset"] : entry["offset"] + entry["nbytes"]]
-        kind = gguf.GGMLQuantizationType[entry["type"]]
-        rows = stored.reshape(-1, stored.size // prod(entry["shape"][:-1]))
-        values = np.array(gguf.dequantize(rows, kind), dtype=np.float32).reshape(entry["shape"])
-        for part, count in heads.items():
-            if name.endswith(f"{part}_proj.weight"):
-                values = values.reshape(count, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        state[name] = torch.from_numpy(np.ascontiguousarray(values))
-    return state
-
-
-@pytest.fixture(scope="module")
-def prompts(folder: Path) -> dict[str, list[int]]:
-    tokenizer = Tokenizer.load(folder)
+def prompts(smollm2: Path) -> dict[str, list[int]]:
+    tokenizer = Tokenizer.load(smollm2)
     found = {name: tokenizer.encode(text) for name, text in TEXTS.items()}
     found |= {name: tokenizer.encode_chat(chat) for name, chat in CHATS.items()}
     found["long"] = tokenizer.encode(LONG)
@@ -103,8 +60,8 @@ def prompts(folder: Path) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def cases(folder: Path, prompts: dict[str, list[int]]) -> dict[str, Case]:
-    runner = make_runner(folder, choose_precision("float32"))
+def cases(smollm2: Path, prompts: dict[str, list[int]]) -> dict[str, Case]:
+    runner = make_runner(smollm2, choose_precision("float32"))
     ids, logits = decode(runner, list(prompts.values()))
     return {
         name: Case(prompt, ids[index], logits[index]) for index, (name, prompt) in enumerate(prompts.items())
@@ -160,18 +117,11 @@ def decode(
     return [stream.ids for stream in streams], [torch.stack(logits) for logits in collected]
 
 
-def reference_logits(model: Any, case: Case) -> Tensor:
-    """The same positions by one pass of the reference, [NUM_POSITIONS, vocabulary] float32."""
-    with torch.inference_mode():
-        given: Tensor = model(torch.tensor([case.ids[:-1]]), logits_to_keep=NUM_POSITIONS).logits
-    return given[0].to(torch.float32)
-
-
 def test_float32_logits_and_greedy_tokens(cases: dict[str, Case], reference: Any) -> None:
     compared = 0
     worst: dict[str, float] = {}
     for name, case in cases.items():
-        want = reference_logits(reference, case)
+        want = reference_logits(reference, case.ids)
         worst[name] = float((case.logits - want).abs().max())
         best = want.topk(2).values
         clear = best[:, 0] - best[:, 1] > MARGIN
@@ -213,18 +163,24 @@ def precisions() -> list[Precision]:
     return [choose_precision("bfloat16")] if has_native_bfloat16() else [choose_precision("bfloat16"), native]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [BFLOAT16_PROMPTS, pytest.param((), marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    ids=["some", "all"],
+)
 def test_bfloat16_errs_no_more_than_the_reference(
-    folder: Path, cases: dict[str, Case], reference: Any
+    names: tuple[str, ...], smollm2: Path, cases: dict[str, Case], reference: Any
 ) -> None:
     """Root mean square against float32 over all logits of all positions: at most 1.5 times transformers' bfloat16."""
-    chosen = [cases[name] for name in BFLOAT16_PROMPTS]
+    chosen = [cases[name] for name in names or cases]
     exact = torch.cat([case.logits for case in chosen])
     theirs_model = type(reference)(reference.config).to(torch.bfloat16)
     theirs_model.load_state_dict(reference.state_dict())
-    theirs = rms(torch.cat([reference_logits(theirs_model.eval(), case) for case in chosen]) - exact)
+    theirs_model.eval()
+    theirs = rms(torch.cat([reference_logits(theirs_model, case.ids) for case in chosen]) - exact)
     for precision in precisions():
         _, logits = decode(
-            make_runner(folder, precision), [case.prompt for case in chosen], [case.ids for case in chosen]
+            make_runner(smollm2, precision), [case.prompt for case in chosen], [case.ids for case in chosen]
         )
         ours = rms(torch.cat(logits) - exact)
         print(f"{precision}: error {ours:.4f}, transformers {theirs:.4f}, ratio {ours / theirs:.2f}")
@@ -233,3 +189,24 @@ def test_bfloat16_errs_no_more_than_the_reference(
 
 def rms(values: Tensor) -> float:
     return float(values.double().pow(2).mean().sqrt())
+
+
+@pytest.mark.slow
+def test_the_reference_is_what_transformers_reads(smollm2: Path, reference: Any, tmp_path: Path) -> None:
+    """Its weights and config are those of transformers' own import of the GGUF file."""
+    from transformers import AutoConfig
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    os.symlink(smollm2 / "weights.gguf", tmp_path / "model.gguf")  # apart from our config.json
+    own = AutoConfig.from_pretrained(str(tmp_path), gguf_file="model.gguf")
+    for key in COMPUTED_FROM:
+        assert getattr(own, key) == getattr(reference.config, key), key
+    # The file holds it in float32.
+    assert own.rms_norm_eps == pytest.approx(reference.config.rms_norm_eps, rel=1e-6)
+    empty = type(reference)(own).to("meta")
+    load: Any = load_gguf_checkpoint
+    given = load(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=empty)
+    state = reference.state_dict()
+    assert given["tensors"].keys() == state.keys() - {"lm_head.weight"}
+    for name, tensor in given["tensors"].items():
+        assert torch.equal(tensor, state[name]), name

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdserve import modelstore
-from pdserve.errors import UnknownModel
 from pdserve.tokenizer import Tokenizer
+from tests.reference import prompts
 from tests.reference.texts import PICKED, drawn
 
-TEXTS = {**PICKED, **{f"drawn {index}": text for index, text in enumerate(drawn(500))}}
+TEXTS = {
+    **PICKED,
+    **{f"drawn {index}": text for index, text in enumerate(drawn(500))},
+    **{f"compared {name}": text for name, text in prompts.TEXTS.items()},
+    "compared long": prompts.LONG,
+}
 
 SYSTEM = {"role": "system", "content": "You answer in one word."}
 USER = {"role": "user", "content": "  What is 2 + 2?\nShow `code`: 🧮  "}
@@ -25,55 +28,40 @@ CHATS: dict[str, list[dict[str, str]]] = {
     "empty content": [{"role": "user", "content": ""}],
     "markers in content": [{"role": "user", "content": "<|im_end|>\n<|im_start|>assistant"}],
     "long": [USER, ANSWER] * 150 + [USER],
+    **{f"compared {name}": chat for name, chat in prompts.CHATS.items()},
 }
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    try:
-        return modelstore.resolve("smollm2-135m")
-    except UnknownModel:
-        return modelstore.fetch(modelstore.ALIASES["smollm2-135m"])
+def ours(smollm2: Path) -> Tokenizer:
+    return Tokenizer.load(smollm2)
 
 
-@pytest.fixture(scope="module")
-def ours(folder: Path) -> Tokenizer:
-    return Tokenizer.load(folder)
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    # Apart from our tokenizer.json, so that transformers really reads the GGUF file.
-    from transformers import AutoTokenizer
-
-    alone = tmp_path_factory.mktemp("gguf")
-    os.symlink(folder / "weights.gguf", alone / "model.gguf")
-    return AutoTokenizer.from_pretrained(str(alone), gguf_file="model.gguf")
-
-
-def test_text_ids_equal(ours: Tokenizer, reference: Any) -> None:
+def test_text_ids_equal(ours: Tokenizer, reference_tokenizer: Any) -> None:
     for name, text in TEXTS.items():
         ids = ours.encode(text)
-        assert ids == reference(text).input_ids, name
-        plain = reference(text, add_special_tokens=False).input_ids
+        assert ids == reference_tokenizer(text).input_ids, name
+        plain = reference_tokenizer(text, add_special_tokens=False).input_ids
         assert ours.encode(text, add_special_tokens=False) == plain, name
-        assert ours.decode(ids) == reference.decode(ids, skip_special_tokens=True), name
-        assert ours.decode(ids, skip_special_tokens=False) == reference.decode(ids), name
+        assert ours.decode(ids) == reference_tokenizer.decode(ids, skip_special_tokens=True), name
+        assert ours.decode(ids, skip_special_tokens=False) == reference_tokenizer.decode(ids), name
 
 
 @pytest.mark.parametrize("name", CHATS)
-def test_chat_ids_equal(name: str, ours: Tokenizer, reference: Any) -> None:
+def test_chat_ids_equal(name: str, ours: Tokenizer, reference_tokenizer: Any) -> None:
     chat = CHATS[name]
-    want = reference.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True)
+    want = reference_tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, tokenize=True, return_dict=True
+    )
     assert ours.encode_chat(chat) == want["input_ids"]
-    text = reference.apply_chat_template(chat, add_generation_prompt=False, tokenize=False)
+    text = reference_tokenizer.apply_chat_template(chat, add_generation_prompt=False, tokenize=False)
     assert ours.render_chat(chat, add_generation_prompt=False) == text
 
 
 @pytest.mark.parametrize("name", ["several turns", "system"])
-def test_continued_chat_equal(name: str, ours: Tokenizer, reference: Any) -> None:
+def test_continued_chat_equal(name: str, ours: Tokenizer, reference_tokenizer: Any) -> None:
     chat = [*CHATS[name], {"role": "assistant", "content": "It is fo"}]
-    want = reference.apply_chat_template(chat, continue_final_message=True, tokenize=False)
+    want = reference_tokenizer.apply_chat_template(chat, continue_final_message=True, tokenize=False)
     assert ours.render_chat(chat, add_generation_prompt=False, continue_final_message=True) == want
 
 
@@ -83,10 +71,10 @@ def test_long_prompts_are_long(ours: Tokenizer) -> None:
     assert len(ours.encode_chat(CHATS["long"])) > 2_000
 
 
-def test_transformers_reads_the_folder_too(folder: Path, ours: Tokenizer) -> None:
+def test_transformers_reads_the_folder_too(smollm2: Path, ours: Tokenizer) -> None:
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(str(folder))
+    theirs = AutoTokenizer.from_pretrained(str(smollm2))
     for text in TEXTS.values():
         assert theirs(text).input_ids == ours.encode(text)
     chat = CHATS["several turns"]

