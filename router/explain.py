@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdserve.clock import Clock
 from router.scoring import Cost
@@ -12,8 +13,7 @@ from router.scoring import Cost
 NUM_KEPT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):  # not a dataclass: one is made for each pair at each placement
     """What became of one candidate: its cost, or why it could not be taken.
 
     prefill  "" = the decode worker prefills itself

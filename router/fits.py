@@ -46,6 +46,8 @@ class Line:
 
     def predict(self, x: float, prior: Prior, now_s: float) -> float:
         """Seconds for x tokens."""
+        if not self._n:
+            return prior.base_s + x * prior.slope_s
         a, b = self._solve(prior, self._faded(now_s))
         return a + b * x
 

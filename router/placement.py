@@ -8,6 +8,7 @@ about the same, one on a single host is taken; then whoever got the fewest of la
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdserve.clock import Clock
 from pdserve.ids import Random
@@ -54,15 +55,10 @@ class NotNow:
     explain: tuple[Verdict, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(NamedTuple):  # see Verdict
     prefill: Member | None
     decode: Member
     cost: Cost
-
-    @property
-    def pair(self) -> tuple[str, str]:
-        return ("" if self.prefill is None else self.prefill.id, self.decode.id)
 
     @property
     def is_far(self) -> bool:
@@ -112,7 +108,12 @@ class Placer:
             return NotNow(not own_fault, tuple(fallen))
         chosen = self._pick(possible)
         verdicts = [
-            Verdict(*each.pair, each.cost, CHOSEN if each is chosen else self._why_rather(chosen, each))
+            Verdict(
+                "" if each.prefill is None else each.prefill.id,
+                each.decode.id,
+                each.cost,
+                CHOSEN if each is chosen else self._why_rather(chosen, each),
+            )
             for each in possible
         ]
         where = chosen.prefill if chosen.prefill is not None else chosen.decode
@@ -168,8 +169,9 @@ class Placer:
         group = [each for each in group if each.cost.score_s <= most_s]
         if not all(each.is_far for each in group):
             group = [each for each in group if not each.is_far]
-        fewest = min(each.recent(now_s) for each in group)
-        group = [each for each in group if each.recent(now_s) <= fewest + 1e-9]
+        recent = [each.recent(now_s) for each in group]
+        fewest = min(recent) + 1e-9
+        group = [each for each, count in zip(group, recent, strict=True) if count <= fewest]
         return group[int(self._random.random() * len(group))]
 
     @staticmethod

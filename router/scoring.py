@@ -6,6 +6,7 @@ Estimates begin at what a worker reports of itself and follow what this router o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.fits import Prior
 from router.member import Member, PairRecord
@@ -33,21 +34,18 @@ class Weights:
     avoid_s: float = 10.0  # for a pair on which this request failed before
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):  # not a dataclass: one is made for each pair at each placement
     """Seconds by part.
 
-    ttft_s  until the first token, of the parts that a client waits for
-    known   it comes from reports or observations, not from guesses alone
+    score_s  their sum
+    ttft_s   until the first token, of the parts that a client waits for
+    known    it comes from reports or observations, not from guesses alone
     """
 
     parts: tuple[tuple[str, float], ...]
+    score_s: float
     ttft_s: float
     known: bool
-
-    @property
-    def score_s(self) -> float:
-        return sum(value for _, value in self.parts)
 
 
 class Scoring:
@@ -63,6 +61,7 @@ class Scoring:
     def pair(self, prefill: Member, decode: Member, record: PairRecord) -> Cost:
         """Queue and prefill there, the way between, the decode worker's load."""
         queue_s, prefill_s, trip_s = self._remote_prefill(prefill)
+        decode_s, history_s = self._decode(decode), self._history(prefill.id, decode.id)
         handover_s = record.handover.predict(
             self.num_sent(decode), self.handover_prior(prefill, decode), self._now_s
         )
@@ -71,10 +70,11 @@ class Scoring:
             ("prefill", prefill_s),
             ("trip", trip_s),
             ("transfer", handover_s),
-            ("decode", self._decode(decode)),
-            ("history", self._history(prefill.id, decode.id)),
+            ("decode", decode_s),
+            ("history", history_s),
         )
-        return Cost(parts, queue_s + prefill_s + trip_s + handover_s, self._is_known(prefill))
+        ttft_s = queue_s + prefill_s + trip_s + handover_s
+        return Cost(parts, ttft_s + decode_s + history_s, ttft_s, self._is_known(prefill))
 
     def local(self, decode: Member) -> Cost:
         """Queue and prefill on the decode worker itself, and the delay that this causes to what runs there."""
@@ -86,14 +86,16 @@ class Scoring:
         prefill_s = local_prefill_s(decode, todo, prior, self._weights, self._now_s)
         # Each running stream stands still for as long as the engine computes the prompt.
         disturbs_s = running * decode.fits.prefill.predict(todo, prior, self._now_s)
+        decode_s, history_s = self._decode(decode), self._history("", decode.id)
         parts = (
             ("queue", queue_s),
             ("prefill", prefill_s),
             ("disturbs", disturbs_s),
-            ("decode", self._decode(decode)),
-            ("history", self._history("", decode.id)),
+            ("decode", decode_s),
+            ("history", history_s),
         )
-        return Cost(parts, queue_s + prefill_s, self._is_known(decode))
+        ttft_s = queue_s + prefill_s
+        return Cost(parts, ttft_s + disturbs_s + decode_s + history_s, ttft_s, self._is_known(decode))
 
     def num_sent(self, decode: Member) -> int:
         """Tokens whose KV would be sent to it."""
