@@ -80,8 +80,8 @@ def wide_shelves(tmp_path_factory: pytest.TempPathFactory) -> Shelves:
     return Shelves(write_random_model(tmp_path_factory.mktemp("wide"), dtype=torch.bfloat16, **WIDE))
 
 
-def script(params: SamplingParams, num_first: int = 16, num_second: int = 8) -> Script:
-    return random_script(num_first, num_second, max_tokens=24, params=params, ids=IDS)
+def script(params: SamplingParams, num_first: int = 16, num_second: int = 8, max_tokens: int = 24) -> Script:
+    return random_script(num_first, num_second, max_tokens=max_tokens, params=params, ids=IDS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -98,7 +98,7 @@ def test_a_hundred_prompts(shelves: Shelves) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_two_threads(dtype: str, shelves: Shelves) -> None:
     """Fewer, since threads that wait for each other take long on a busy machine."""
-    check(shelves.shelf(dtype, num_threads=2), Cell(chunk=64, hits=True, batch=4), script(SEEDED, 8, 4))
+    check(shelves.shelf(dtype, num_threads=2), Cell(chunk=64, hits=True, batch=4), script(SEEDED, 8, 2, 8))
 
 
 def test_arithmetic_of_cpus_with_bfloat16(shelves: Shelves) -> None:
