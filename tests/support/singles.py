@@ -7,6 +7,7 @@ Every process that is started here is ended here, by pid.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -118,6 +119,7 @@ class Singles:
         self._folder = folder
         self._flags = flags
         self._ports = PortReservations()
+        self._twins: list[Single] = []
         self.all: dict[str, Single] = {}
 
     def __enter__(self) -> Self:
@@ -126,9 +128,9 @@ class Singles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        for single in self.all.values():
+        for single in (*self.all.values(), *self._twins):
             single.send(signal.SIGKILL)
-        for single in self.all.values():
+        for single in (*self.all.values(), *self._twins):
             if single.runs:
                 single.wait()
         self._ports.close()
@@ -146,6 +148,16 @@ class Singles:
         addresses = ",".join(router.address for router in dialled)
         command = "worker" if role == "both" else role
         return self._make(role, name, "--id", name, "--routers", addresses, *flags, command=command)
+
+    def twin(self, single: Single) -> Single:
+        """Another process with the id of a worker, not yet started; killed at the end as all are."""
+        metrics = f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}"
+        command = tuple(metrics if word == single.metrics else word for word in single.command)
+        twin = dataclasses.replace(
+            single, command=command, metrics=metrics, log=single.log.with_suffix(".twin.log"), _process=None
+        )
+        self._twins.append(twin)
+        return twin
 
     @property
     def routers(self) -> tuple[Single, ...]:
