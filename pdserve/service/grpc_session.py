@@ -177,10 +177,10 @@ class GrpcDialer:
         # A connection lives as long as a call on it, and what leaves a TaskGroup (of Python 3.11) is in reference
         # cycles with frames and the task: the call must not wait in one of them for the garbage collector.
         except ExceptionGroup as group:
-            group.__traceback__ = group.__context__ = None
+            _forget_frames(group)
             raise _told(group, address) from None
         except asyncio.CancelledError as cancelled:
-            cancelled.__traceback__ = None
+            _forget_frames(cancelled)
             raise
         finally:
             if source is not None:
@@ -229,6 +229,20 @@ def _not_opened(error: PdserveError, address: str) -> WorkerLost:
     if isinstance(error, Unauthenticated | Incompatible):  # comes again until an operator acts
         log.warning("session.refused", peer=address, reason=str(error))
     return WorkerLost("no session with the router", peer=address, reason=str(error))
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Where an error, and all it came from, was raised. (A log would show it; nothing of this is logged with it.)"""
+    seen: dict[int, BaseException] = {}
+    rest: list[BaseException | None] = [error]
+    while rest:
+        each = rest.pop()
+        if each is not None and id(each) not in seen:
+            seen[id(each)] = each
+            each.__traceback__ = None
+            rest += [each.__cause__, each.__context__]
+            if isinstance(each, BaseExceptionGroup):
+                rest += each.exceptions
 
 
 def _told(group: ExceptionGroup[Exception], address: str) -> Exception:
