@@ -12,10 +12,12 @@ PROTO_OUT ?= .
 
 DEMO_ARGS ?=
 TEST_ARGS ?=
+SEEDS ?= 2000
+FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow check format lint proto bench-engine clean distclean \
+.PHONY: help demo test test-slow simulate check format lint proto bench-engine clean distclean \
 	check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -46,6 +48,9 @@ proto: $(PROTO_VENV)/.installed ## generate pdserve/rpc/v1 from proto/
 	@PATH=$(PROTO_VENV)/bin:$$PATH $(PROTO_VENV)/bin/python -m grpc_tools.protoc -Iproto \
 		--python_out=$(PROTO_OUT) --grpc_python_out=$(PROTO_OUT) \
 		--mypy_out=quiet:$(PROTO_OUT) --mypy_grpc_out=quiet:$(PROTO_OUT) $(PROTO_FILES)
+
+simulate: $(VENV)/.installed-dev ## the whole cluster under SEEDS=2000 seeds from FIRST=0 on; stops at the first that breaks a rule
+	@$(PY) -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
 
 bench-engine: $(VENV)/.installed-dev ## prefill and decode speed beside transformers
 	@$(PY) -m benchmarks.engine

@@ -148,7 +148,8 @@ class Admission:
 
     def _end_waiting(self, ticket: Ticket, error: PdserveError) -> None:
         self.withdraw(ticket)
-        ticket.attempt.set_exception(error)
+        if not ticket.attempt.done():  # else it was cancelled, and its task hasn't had its turn
+            ticket.attempt.set_exception(error)
 
     # --- starting
 
@@ -181,6 +182,9 @@ class Admission:
                 ticket = self._queue.first_new(self._clock.now_s(), passed_over)
             if ticket is None:
                 return
+            if ticket.attempt.done():
+                self.withdraw(ticket)  # cancelled, and its task hasn't had its turn to say so
+                continue
             if ticket.need.identity != self._fleet.identity:
                 self._end_waiting(ticket, UnknownModel("the cluster serves another model by now"))
                 continue

@@ -64,8 +64,8 @@ class Verdicts:
                 return "" if crowded or plan.deadline_s is not None else "the queue has room"
             case "NoWorker":
                 waited_s = config.timeouts.worker_wait_s
-                outage = self._outages.covers(log.routers[-1], log.ended_s - waited_s, log.ended_s)
-                return "" if outage else f"its router could serve within the last {waited_s} s"
+                outage = self._outages.lasted(log.routers[-1], waited_s, log.begun_s, log.ended_s)
+                return "" if outage else f"its router could always serve within {waited_s} s"
             case "RowFailed":
                 return "" if plan.poison or self._struck.get(plan.name) else "nothing struck it"
             case "Draining":

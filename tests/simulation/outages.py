@@ -27,9 +27,9 @@ class Outages:
         else:
             self._since_s[router_id] = now_s
 
-    def covers(self, router_id: str, begin_s: float, end_s: float) -> bool:
-        """Whether the router could not serve from begin_s to end_s."""
+    def lasted(self, router_id: str, for_s: float, begin_s: float, end_s: float) -> bool:
+        """Whether between begin_s and end_s the router could not serve for so long at a stretch."""
         spans = list(self._past.get(router_id, []))
         if not self._serves.get(router_id, False):
             spans.append((self._since_s.get(router_id, 0.0), float("inf")))
-        return any(begin - SLACK_S <= begin_s and end_s <= end + SLACK_S for begin, end in spans)
+        return any(min(end, end_s) - max(begin, begin_s) >= for_s - SLACK_S for begin, end in spans)
