@@ -15,6 +15,7 @@ from tests.simulation.phases import Legs, attempts_of, is_draining
 from tests.simulation.stage import Stage
 
 PATIENCE_S = 1.5  # how long a fault waits for its moment; then it strikes anyhow
+TRIES = 4  # at a moment that may pass
 DRAINS_S = 0.5  # how long it waits for a drain to have begun
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class Aim:
             return await self._mute(fault)
         if moment is Moment.DRAINING:
             found = await self.moments.wait_for(
-                lambda: self._pick(fault, self._hits(fault.kind, _BUSY)), PATIENCE_S
+                lambda: self._pick(fault, self._hits(fault.kind, _busy(fault))), PATIENCE_S
             )
             if found is not None:
                 return await self._draining(fault, found)
@@ -98,29 +99,43 @@ class Aim:
         return self._pick(fault, self._candidates(fault.kind))
 
     async def _mute(self, fault: Fault) -> Target | None:
-        """Keep a prefill worker's word from the routers until a hand-off of its is confirmed."""
-        moments = (Moment.GRANTED, Moment.PULLING)
-        found = await self.moments.wait_for(
-            lambda: self._pick(fault, self._hits(fault.kind, moments)), PATIENCE_S
-        )
-        if found is None:
-            return None
-        [prefill] = found.workers
+        """Keep a prefill worker's word from the routers until a hand-off of its is confirmed; a few tries."""
+        for _ in range(TRIES):
+            found = await self.moments.wait_for(
+                lambda: self._pick(fault, self._hits(fault.kind, (Moment.GRANTED, Moment.PULLING))),
+                PATIENCE_S,
+            )
+            if found is None:
+                return None
+            [prefill] = found.workers
+            if await self._is_muted_long_enough(prefill, drains=fault.moment is Moment.DRAINING):
+                return found
+        return None
+
+    async def _is_muted_long_enough(self, prefill: SimWorker, *, drains: bool) -> bool:
         fabric, routers = self._stage.cluster.fabric, self._stage.cluster.routers
-        effect = self._stage.ledger.begin("muted", workers=(prefill.id,))
-        for router_id in routers:
-            fabric.cut(prefill.id, router_id, up=True, down=False)
-        if fault.moment is Moment.DRAINING:
-            prefill.drain()
-        unheard = await self.moments.wait_for(
-            lambda: found if self._is_unheard(prefill) else None,
-            self._stage.scenario.config.timeouts.keepalive_s,
-        )
-        if unheard is None:
+        with self._stage.ledger.effect("muted", workers=(prefill.id,)):
             for router_id in routers:
-                fabric.heal(prefill.id, router_id)
-        self._stage.ledger.end(effect)
-        return unheard
+                fabric.cut(prefill.id, router_id, up=True, down=False)
+            if drains:
+                self._drain_peers(prefill)
+            patience_s = self._stage.scenario.config.timeouts.keepalive_s
+            unheard = await self.moments.wait_for(
+                lambda: True if self._is_unheard(prefill) else None, patience_s
+            )
+            if unheard is None:
+                for router_id in routers:
+                    fabric.heal(prefill.id, router_id)
+        return unheard is not None
+
+    def _drain_peers(self, prefill: SimWorker) -> None:
+        """The decode workers that are about to get something from it."""
+        for worker in self._stage.cluster.workers.values():
+            legs = self._stage.sight.legs_on(worker).values()
+            if worker is not prefill and any(
+                each.decode is not None and each.decode.source == prefill.ref for each in legs
+            ):
+                worker.drain()
 
     async def _draining(self, fault: Fault, target: Target) -> Target:
         """Let a target that has work in hand begin to drain, and come back when it does."""
@@ -227,7 +242,11 @@ class Aim:
         return False
 
 
-_BUSY = (Moment.GRANTED, Moment.PULLING, Moment.COMMITTED, Moment.STREAMING)
+def _busy(fault: Fault) -> Sequence[Moment]:
+    """What a worker must be doing for its drain to take a while; a prefill worker is killed before or after READY."""
+    if fault.kind is Kind.KILL_PREFILL:
+        return (Moment.GRANTED,) if fault.draw < 0.5 else (Moment.PULLING, Moment.COMMITTED)
+    return (Moment.GRANTED, Moment.PULLING, Moment.COMMITTED, Moment.STREAMING)
 
 
 def _meets(phases: dict[Moment, None], moments: Sequence[Moment]) -> bool:

@@ -60,6 +60,7 @@ class Client:
         self._on_cancel = on_cancel
         self._answers: dict[int, tuple[list[int], Iterator[int]]] = {}  # by choice: known so far, the rest
         self._given_up = asyncio.Event()
+        self._hears_nothing = False
 
     async def run(self) -> None:
         """Until the request has ended for this client."""
@@ -110,7 +111,7 @@ class Client:
 
     def go_deaf(self) -> None:
         """The client reads no more until it is given up."""
-        self.log.is_deaf = True
+        self.log.is_deaf = self._hears_nothing = True
 
     @property
     def request_id(self) -> str:
@@ -190,7 +191,7 @@ class Client:
                     self._on_finished(event)
                 if pause_s and not self._given_up.is_set():
                     await asyncio.sleep(pause_s)
-                if log.is_deaf and len(log.reasons) < self._plan.n:
+                if self._hears_nothing and len(log.reasons) < self._plan.n:
                     await self._stay_deaf()
         except PdserveError as error:
             if self._lost_router(router_id, app, error):
@@ -205,7 +206,7 @@ class Client:
             async with asyncio.timeout(2 * self._stage.scenario.config.timeouts.client_stall_s):
                 await self._given_up.wait()
         except TimeoutError:
-            self.log.is_deaf = False
+            self._hears_nothing = False
 
     def _stalled(self) -> None:
         self._count(22)

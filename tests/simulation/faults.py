@@ -119,16 +119,21 @@ class Chaos:
         """Rows 3 to 7 by what the victim was doing, and 11."""
         legs = self._stage.sight.legs_on(victim)
         self._stage.coverage.add(11, *self._phases(victim))
-        for handle, each in legs.items():
-            row = self._row_of_kill(victim, handle, each)
+        for each in legs.values():
+            row = self._row_of_kill(victim, each)
             if row is not None:
                 self._stage.coverage.add(row, *each.phases)
+        for handle, each in self._stage.sight.legs().items():
+            came_from = None if each.decode is None else each.decode.source
+            if each.phase is Moment.STREAMING and came_from == victim.ref and self._is_unheard(handle):
+                self._stage.coverage.add(5, *each.phases)
 
-    def _row_of_kill(self, victim: SimWorker, handle: int, legs: Legs) -> int | None:
+    @staticmethod
+    def _row_of_kill(victim: SimWorker, legs: Legs) -> int | None:
         if victim.role is not Role.PREFILL:
             return 7 if legs.phase is Moment.STREAMING else 6
         if legs.phase is Moment.STREAMING:
-            return 5 if self._is_unheard(handle) else None
+            return None
         return 4 if legs.phase in (Moment.PULLING, Moment.COMMITTED) else 3
 
     def _is_unheard(self, handle: int) -> bool:

@@ -73,7 +73,7 @@ def draw_scenario(seed: int) -> Scenario:
         config=config,
         delays=_draw_delays(source, slow),
         router_ids=router_ids,
-        workers=_draw_workers(source, longest, tight=moment is Moment.QUEUED),
+        workers=_draw_workers(source, longest, tight=moment is Moment.QUEUED or kind is Kind.DRAIN_DECODE),
         plans=draw_plans(source, traffic),
         faults=_draw_faults(source, kind, moment),
         window_tokens=source.choice((longest, 4096)),
@@ -127,7 +127,8 @@ def _draw_config(source: random.Random, slow: float, *, short_patience: bool) ->
             queue_tokens=source.choice((256, 1024, 16384)), max_waiting=source.choice((1, 4, 64))
         ),
         engine=EngineConfig(
-            max_step_tokens=source.choice((24, 64, 512)), max_batch=source.choice((2, 8, 64))
+            max_step_tokens=source.choice((24,) if small_steps else (24, 64, 512)),
+            max_batch=source.choice((2, 8, 64)),
         ),
         transport=TransportConfig(pull_window_bytes=source.choice((4096, 16384, 16 << 20)), piece_bytes=4096),
     )
@@ -152,9 +153,12 @@ def _draw_faults(source: random.Random, kind: Kind, moment: Moment) -> tuple[Fau
 
 
 def _draw_fault(source: random.Random, kind: Kind, moment: Moment) -> Fault:
+    span_s = (SPAN_S - STARTS_S) * (
+        0.4 if kind is Kind.KILL_UNHEARD else 1.0
+    )  # which takes a while to be done
     return Fault(
         kind=kind,
-        at_s=STARTS_S + (SPAN_S - STARTS_S) * source.random(),
+        at_s=STARTS_S + span_s * source.random(),
         moment=moment,
         lasts_s=source.choice((0.1, 0.5, 1.5, 4.0)) * (0.5 + source.random()),
         draw=source.random(),
