@@ -7,6 +7,7 @@ would ever say that it is fast again.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 HALF_LIFE_S = 15.0  # an observation's weight after so long
@@ -30,7 +31,7 @@ class Line:
 
     def __init__(self) -> None:
         self._at_s = 0.0
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._n = self._x = self._y = self._xx = self._xy = self._yy = 0.0
 
     def observe(self, x: float, y_s: float, prior: Prior, now_s: float) -> None:
         """One observation: y_s seconds for x tokens."""
@@ -43,6 +44,7 @@ class Line:
         self._y = kept * self._y + y_s
         self._xx = kept * self._xx + x * x
         self._xy = kept * self._xy + x * y_s
+        self._yy = kept * self._yy + y_s * y_s
 
     def predict(self, x: float, prior: Prior, now_s: float) -> float:
         """Seconds for x tokens."""
@@ -50,6 +52,16 @@ class Line:
             return prior.base_s + x * prior.slope_s
         a, b = self._solve(prior, self._faded(now_s))
         return a + b * x
+
+    def doubt_s(self, prior: Prior, now_s: float) -> float:
+        """How far off a prediction may well be, by how much the observations vary; 0 where there are none."""
+        weight = self._faded(now_s)
+        if weight * self._n < 1e-3:
+            return 0.0
+        a, b = self._solve(prior, weight)
+        n, x, y = self._n, self._x, self._y
+        off = self._yy - 2 * (a * y + b * self._xy) + a * a * n + 2 * a * b * x + b * b * self._xx
+        return math.sqrt(max(0.0, off / n) / max(1.0, weight * n))
 
     def known(self, now_s: float) -> bool:
         """Whether there is an observation, and not too long ago."""

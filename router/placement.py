@@ -7,6 +7,7 @@ about the same, one on a single host is taken; then whoever got the fewest of la
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +20,8 @@ from router.need import Need
 from router.scoring import Cost, Scoring, Weights, num_running
 
 ABOUT = 0.1  # of the best score: estimates aren't better than that …
-ABOUT_S = 0.0005  # … nor than that
+ABOUT_S = 0.0005  # … nor than that …
+CHANCE = 2.0  # … nor than so many standard errors of what was observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +167,8 @@ class Placer:
         if remote and local and _least_s(remote) < _least_s(local):
             local = []
         group = local or remote
-        most_s = _least_s(group) * (1 + ABOUT) + ABOUT_S
-        group = [each for each in group if each.cost.score_s <= most_s]
+        best = min(group, key=lambda each: each.cost.score_s)
+        group = [each for each in group if _about_as_good(each.cost, best.cost)]
         if not all(each.is_far for each in group):
             group = [each for each in group if not each.is_far]
         recent = [each.recent(now_s) for each in group]
@@ -182,7 +184,7 @@ class Placer:
                 if chosen.prefill is not None
                 else "slower than a local prefill"
             )
-        if other.cost.score_s > chosen.cost.score_s * (1 + ABOUT) + ABOUT_S:
+        if not _about_as_good(other.cost, chosen.cost):
             return "costs more"
         if other.is_far and not chosen.is_far:
             return "about the same, on two hosts"
@@ -193,6 +195,12 @@ def _cost(scoring: Scoring, prefill: Member | None, decode: Member) -> Cost:
     if prefill is None:
         return scoring.local(decode)
     return scoring.pair(prefill, decode, prefill.pairs[decode.id])
+
+
+def _about_as_good(cost: Cost, best: Cost) -> bool:
+    """Whether the difference may well be chance."""
+    slack_s = ABOUT * best.score_s + ABOUT_S + CHANCE * math.hypot(cost.error_s, best.error_s)
+    return cost.score_s <= best.score_s + slack_s
 
 
 def _least_s(candidates: list[_Candidate]) -> float:

@@ -5,6 +5,7 @@ Estimates begin at what a worker reports of itself and follow what this router o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,12 +41,14 @@ class Cost(NamedTuple):  # not a dataclass: one is made for each pair at each pl
     score_s  their sum
     ttft_s   until the first token, of the parts that a client waits for
     known    it comes from reports or observations, not from guesses alone
+    error_s  how far the observed parts may well be off by chance
     """
 
     parts: tuple[tuple[str, float], ...]
     score_s: float
     ttft_s: float
     known: bool
+    error_s: float
 
 
 class Scoring:
@@ -55,12 +58,12 @@ class Scoring:
         self._need = need
         self._weights = weights
         self._now_s = now_s
-        self._computing: dict[Member, tuple[float, float, float]] = {}
+        self._computing: dict[Member, tuple[float, float, float, float]] = {}
         self._decoding: dict[Member, float] = {}
 
     def pair(self, prefill: Member, decode: Member, record: PairRecord) -> Cost:
         """Queue and prefill there, the way between, the decode worker's load."""
-        queue_s, prefill_s, trip_s = self._remote_prefill(prefill)
+        queue_s, prefill_s, trip_s, error_s = self._remote_prefill(prefill)
         decode_s, history_s = self._decode(decode), self._history(prefill.id, decode.id)
         handover_s = record.handover.predict(
             self.num_sent(decode), self.handover_prior(prefill, decode), self._now_s
@@ -74,7 +77,10 @@ class Scoring:
             ("history", history_s),
         )
         ttft_s = queue_s + prefill_s + trip_s + handover_s
-        return Cost(parts, ttft_s + decode_s + history_s, ttft_s, self._is_known(prefill))
+        error_s = math.hypot(
+            error_s, record.handover.doubt_s(self.handover_prior(prefill, decode), self._now_s)
+        )
+        return Cost(parts, ttft_s + decode_s + history_s, ttft_s, self._is_known(prefill), error_s)
 
     def local(self, decode: Member) -> Cost:
         """Queue and prefill on the decode worker itself, and the delay that this causes to what runs there."""
@@ -95,7 +101,12 @@ class Scoring:
             ("history", history_s),
         )
         ttft_s = queue_s + prefill_s
-        return Cost(parts, ttft_s + disturbs_s + decode_s + history_s, ttft_s, self._is_known(decode))
+        prefill = decode.fits.prefill_busy if running else decode.fits.prefill
+        error_s = math.hypot(
+            decode.fits.queue.doubt_s(prior, self._now_s), prefill.doubt_s(prior, self._now_s)
+        )
+        score_s = ttft_s + disturbs_s + decode_s + history_s
+        return Cost(parts, score_s, ttft_s, self._is_known(decode), error_s)
 
     def num_sent(self, decode: Member) -> int:
         """Tokens whose KV would be sent to it."""
@@ -109,13 +120,19 @@ class Scoring:
         """By the hosts that the two are on."""
         return handover_prior(prefill, decode, self._weights)
 
-    def _remote_prefill(self, member: Member) -> tuple[float, float, float]:
+    def _remote_prefill(self, member: Member) -> tuple[float, float, float, float]:
+        """Queue, prefill and trip, and how far they may be off."""
         if member not in self._computing:
             prior, fits = self.prefill_prior(member), member.fits
             self._computing[member] = (
                 fits.queue.predict(member.accounting.num_queued_tokens, prior, self._now_s),
                 fits.prefill.predict(self._need.num_uncached_tokens(member), prior, self._now_s),
                 fits.trip.predict(0, self._weights.trip, self._now_s),
+                math.hypot(
+                    fits.queue.doubt_s(prior, self._now_s),
+                    fits.prefill.doubt_s(prior, self._now_s),
+                    fits.trip.doubt_s(self._weights.trip, self._now_s),
+                ),
             )
         return self._computing[member]
 

@@ -61,3 +61,19 @@ def test_estimates_are_never_negative_nor_fall_with_more_tokens() -> None:
             line.observe(draws.choice([0, 10, 4000]), draws.choice([0.0, 0.01, 3.0]), PRIOR, n * 1.0)
         values = [line.predict(tokens, PRIOR, 20.0) for tokens in (0, 1, 100, 5000)]
         assert values[0] >= 0 and values == sorted(values)
+
+
+def test_doubt_is_as_large_as_chance_and_shrinks_with_more_observations() -> None:
+    draws = random.Random(5)
+    noisy, steady, fresh = Line(), Line(), Line()
+    assert fresh.doubt_s(PRIOR, 0.0) == 0
+    for n in range(40):
+        tokens = draws.randrange(100, 1000)
+        noisy.observe(tokens, 0.1 + 0.04 * (draws.random() - 0.5), PRIOR, n * 0.1)
+        steady.observe(tokens, 1e-3 * tokens, PRIOR, n * 0.1)
+        if n == 3:
+            early_s = noisy.doubt_s(PRIOR, n * 0.1)
+    late_s = noisy.doubt_s(PRIOR, 4.0)
+    assert 0.001 < late_s < 0.006 and late_s < early_s
+    assert steady.doubt_s(PRIOR, 4.0) < 1e-6
+    assert noisy.doubt_s(PRIOR, 1000.0) == 0
