@@ -56,9 +56,11 @@ def draw_scenario(seed: int) -> Scenario:
     kind, moment = AIMS[seed % len(AIMS)]
     num_routers = source.choice((1, 1, 2, 2, 3, 4))
     router_ids = tuple(f"r{index}" for index in range(num_routers))
-    longest = source.choice((48, 96, 192, 320))
+    longest = source.choice((192, 320) if moment is Moment.PULLING else (48, 96, 192, 320))
     slow = source.choice((1.0, 1.0, 3.0, 10.0))
-    config = _draw_config(source, slow, short_patience=kind is Kind.DEAF_CLIENT)
+    config = _draw_config(
+        source, slow, short_patience=kind is Kind.DEAF_CLIENT, small_steps=moment is Moment.PULLING
+    )
     traffic = Traffic(
         router_ids=router_ids,
         longest=longest,
@@ -100,7 +102,7 @@ def _draw_workers(source: random.Random, longest: int, *, tight: bool) -> tuple[
     )
 
 
-def _draw_config(source: random.Random, slow: float, *, short_patience: bool) -> Config:
+def _draw_config(source: random.Random, slow: float, *, short_patience: bool, small_steps: bool) -> Config:
     scale = source.choice((0.25, 0.25, 0.5)) if slow < 10.0 else source.choice((0.5, 1.0))
     return Config(
         timeouts=TimeoutsConfig(
