@@ -294,7 +294,7 @@ class DecodeCore:
         seq.admitted_s = attempt.admitted_s
         seq.ids.append(handed_off.first_token)
         attempt.move(DecodeState.ACTIVE, now_s)
-        attempt.started_s = now_s
+        attempt.started_s = now_s if handed_off.confirmed_s is None else handed_off.confirmed_s
         self._engine.start_decode(seq)
         self._send(attempt, started_by_hand_off(attempt, handed_off))
         reason = finish_reason(seq.key, handed_off.first_token, seq.num_generated)

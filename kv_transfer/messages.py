@@ -165,7 +165,10 @@ class PullProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOff:
-    """CONFIRM came: every expected block was written exactly once and is proven right. The lease is over."""
+    """CONFIRM came: every expected block was written exactly once and is proven right. The lease is over.
+
+    confirmed_s  when it was read, by the worker's clock; None = now. The engine's step in between is waiting, too.
+    """
 
     lease_id: int
     first_token: int
@@ -175,6 +178,7 @@ class HandedOff:
     transfer_s: float
     transfer_exposed_s: float
     commit_s: float
+    confirmed_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

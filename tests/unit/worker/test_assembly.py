@@ -393,6 +393,24 @@ def test_what_a_worker_measures_begins_when_its_loop_has_read_the_command() -> N
     play(scenario)
 
 
+def test_a_hand_off_waits_for_its_first_step_from_confirm_on() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
+            cluster.start(name, role)
+        await cluster.pair_up()
+        await one_request(cluster)
+        current = cluster.workers["d0"].current
+        assert current is not None
+        while current.transfer.metrics.handed_off_leases == 0:
+            await asyncio.sleep(0.00005)  # its engine hasn't heard of it yet
+        cluster.drivers["d0", "engine"].pause()
+        cluster.loop.call_later(0.5, cluster.drivers["d0", "engine"].resume)
+        finished = await cluster.router.until("d0", Finished)
+        assert isinstance(finished, Finished) and 0.45 < finished.decode_queue_s < 0.55
+
+    play(scenario)
+
+
 def test_a_hanging_engine_is_found_and_ends_the_process() -> None:
     async def scenario(cluster: Cluster) -> None:
         worker = cluster.start("b0", Role.BOTH)
