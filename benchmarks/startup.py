@@ -46,10 +46,10 @@ class Times:
 
     def lines(self) -> list[str]:
         """A table: median, smallest and largest, n."""
-        lines = [f"{'what':34} {'median s':>9} {'min':>7} {'max':>7} {'n':>3}"]
+        lines = [f"{'what':56} {'median s':>9} {'min':>7} {'max':>7} {'n':>3}"]
         for what, each in self._seconds.items():
             lines.append(
-                f"{what:34} {statistics.median(each):9.2f} {min(each):7.2f} {max(each):7.2f} {len(each):3}"
+                f"{what:56} {statistics.median(each):9.2f} {min(each):7.2f} {max(each):7.2f} {len(each):3}"
             )
         return lines
 
