@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +17,9 @@ from pdserve.engine.numerics import LinearKind, Precision
 # Packed for some rows, a oneDNN weight serves any number of them equally well; packed for one row it doesn't.
 _ONEDNN_PACK_ROWS = 16
 _HALF_MAX = 65_504.0
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
 
 
 class Linear(Protocol):
@@ -147,6 +152,26 @@ def rope_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     between = (1 - ramp) * slowed + ramp * frequencies
     kept = torch.where(wavelengths < shortest, frequencies, between)
     return torch.where(wavelengths > longest, slowed, kept)
+
+
+def undivided(function: Callable[Params, Result]) -> Callable[Params, Result]:
+    """The same function on one thread.
+
+    torch cuts elementwise work among threads wherever it wants, in the middle of a row too, and computes what is left
+    over before a cut by other instructions than the rest, with other last bits where a function is more than one
+    rounding. Which elements these are depends on the number of rows.
+    """
+
+    @functools.wraps(function)
+    def alone(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_num_threads(num_threads)
+
+    return alone
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from pdserve import __version__
 from pdserve.engine.model_config import BadModel
 
 _PADDINGS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
@@ -34,12 +35,14 @@ class Precision:
     name     "bfloat16" or "float32": what the user chose, and the dtype of the KV pool
     compute  dtype of activations and attention
     linear   kind of all weight matrices
+    undivided  elementwise functions are not divided among threads (deterministic mode; layers.undivided says why)
     """
 
     name: str
     compute: torch.dtype
     kv: torch.dtype
     linear: LinearKind
+    undivided: bool = False
 
 
 def choose_precision(dtype: str) -> Precision:
@@ -71,36 +74,50 @@ def has_native_bfloat16() -> bool:
     return any(bool(getattr(torch.cpu, name)()) for name in probes if hasattr(torch.cpu, name))
 
 
-def safe_row_padding(
-    linears: Mapping[str, tuple[Callable[[Tensor], Tensor], int]], dtype: torch.dtype
-) -> int:
+RowFunction = Callable[[Tensor], Tensor]
+"""[rows, width] → [rows, …], each row from its own row alone."""
+
+
+def safe_row_padding(functions: Mapping[str, tuple[RowFunction, int]], dtype: torch.dtype) -> int:
     """The smallest P such that with rows padded to a multiple of P each row's bits don't depend on the others' number.
 
-    linears  by name: one matrix of each shape that the model has, and the width of its input
+    functions  by name: all that the model applies row by row, with the width of their input; one of each shape
     Raises BadModel if none of the tried paddings holds: then this machine can't be deterministic.
     """
     generator = torch.Generator().manual_seed(20)
-    trials: list[tuple[Callable[[Tensor], Tensor], Tensor, Tensor]] = []
-    for linear, width in linears.values():
+    trials: list[_Trial] = []
+    for function, width in functions.values():
         x = torch.randn(_REFERENCE_ROWS[0], width, generator=generator).to(dtype)
-        if 2.0 * len(x) * width * linear(x[:1]).shape[-1] > _PROBE_FLOP:
-            x = x[: _REFERENCE_ROWS[1]]
-        trials.append((linear, x, linear(x)))
+        is_large = 2.0 * len(x) * width * function(x[:1]).shape[-1] > _PROBE_FLOP
+        trials.append(_Trial(function, x, function(x[: _REFERENCE_ROWS[1]] if is_large else x)))
     for padding in _PADDINGS:  # mostly the first one holds; trying all of them takes seconds
-        if all(_holds(linear, x, reference, padding) for linear, x, reference in trials):
+        if all(trial.holds(padding) for trial in trials):
             return padding
-    raise BadModel("this machine's matrix kernels can't be made deterministic", tried=str(_PADDINGS))
+    raise BadModel("this machine's kernels can't be made deterministic", tried=str(_PADDINGS))
 
 
-def _holds(linear: Callable[[Tensor], Tensor], x: Tensor, reference: Tensor, padding: int) -> bool:
-    """Whether row counts that are multiples of `padding` give the bits that all rows of x together give."""
-    counts = [padding * factor for factor in range(1, _PROBE_MULTIPLES + 1)]
-    counts += [-(-rows // padding) * padding for rows in _PROBE_ROWS]
-    for count in sorted(set(counts)):
-        first = (len(x) - count) // 2  # another place in the batch, besides another number
-        if first > 0 and not torch.equal(linear(x[first : first + count]), reference[first : first + count]):
-            return False
-    return True
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A function, rows to try it with, and what all of them, or the first of them, gave together."""
+
+    function: RowFunction
+    x: Tensor
+    reference: Tensor
+
+    def holds(self, padding: int) -> bool:
+        """Whether row counts that are multiples of `padding` give the bits of the reference."""
+        counts = [padding * factor for factor in range(1, _PROBE_MULTIPLES + 1)]
+        counts += [-(-rows // padding) * padding for rows in _PROBE_ROWS]
+        num_rows = len(self.reference)
+        for count in sorted(set(counts)):
+            first = (num_rows - count) // 2  # another place in the batch, besides another number
+            if first > 0 and not self._is_equal(first, count):
+                return False
+        return num_rows == len(self.x) or self._is_equal(0, max(counts))
+
+    def _is_equal(self, first: int, count: int) -> bool:
+        want = self.reference[first : first + count]
+        return torch.equal(self.function(self.x[first : first + count])[: len(want)], want)
 
 
 def describe(precision: Precision, num_threads: int, deterministic: bool, row_padding: int) -> str:
@@ -114,6 +131,7 @@ def describe(precision: Precision, num_threads: int, deterministic: bool, row_pa
             torch.backends.cpu.get_cpu_capability().lower().replace(" ", ""),
             "bf16" if has_native_bfloat16() else "nobf16",
             f"torch{torch.__version__}",
+            f"pdserve{__version__}",
             f"rows{row_padding}" if deterministic else "free",
         )
     )

@@ -55,12 +55,12 @@ class TorchRunner:
         self._num_threads = num_threads or os.cpu_count() or 1
         torch.set_num_threads(self._num_threads)
         config = load_config(model_dir, MODELS)
-        precision = precision or choose_precision(dtype)
+        precision = replace(precision or choose_precision(dtype), undivided=deterministic)
         weights = Weights(model_dir, config)
         with torch.inference_mode():
             self._model = MODELS[config.architecture](config, weights, precision)
             self._row_padding = (
-                safe_row_padding(self._model.linears(), precision.compute) if deterministic else 1
+                safe_row_padding(self._model.row_functions(), precision.compute) if deterministic else 1
             )
         self._precision = precision
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)

@@ -20,7 +20,7 @@ from pdserve.tokenizer import Tokenizer
 from tests.support.conversations import GREEDY, SEEDED, Script, random_script
 from tests.support.serving import AGGREGATED, CELLS, ONE_PAIR, Cell, assert_equal, check, serve
 from tests.support.torch_cluster import Answer, Shelf, TorchCluster, play
-from tests.unit.engine_torch.random_model import SMALL, write_random_model
+from tests.unit.engine_torch.random_model import SMALL, WIDE, write_random_model
 
 pytestmark = pytest.mark.timeout(600)  # seconds where nothing else runs
 
@@ -32,14 +32,6 @@ IDS = range(3, SMALL["vocab_size"])
 RESTART_S = 0.7
 # Holds the longest sequence and little more.
 SMALL_POOL = 48
-# The widths of the packaged model: kernels choose their way by them.
-WIDE = {
-    "hidden_size": 576,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 64,
-    "intermediate_size": 1536,
-}
 
 
 class Shelves:

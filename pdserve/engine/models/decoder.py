@@ -8,9 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from pdserve.engine.attention import StepAttention
-from pdserve.engine.layers import Linear
 from pdserve.engine.model_config import ModelConfig
-from pdserve.engine.numerics import Precision
+from pdserve.engine.numerics import Precision, RowFunction
 from pdserve.engine.weights import Weights
 
 
@@ -43,8 +42,8 @@ class Model(Protocol):
         """
         ...
 
-    def linears(self) -> dict[str, tuple[Linear, int]]:
-        """One matrix of each shape, with its input width: what a probe must try."""
+    def row_functions(self) -> dict[str, tuple[RowFunction, int]]:
+        """All that is done row by row, with its input width, one of each shape: what a probe must try."""
         ...
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention import StepAttention
-from pdserve.engine.layers import Linear, RmsNorm, Rotary, interleave_pairs, make_linear, rotate_, swiglu
+from pdserve.engine.layers import RmsNorm, Rotary, interleave_pairs, make_linear, rotate_, swiglu, undivided
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.decoder import StepInputs
-from pdserve.engine.numerics import Precision
+from pdserve.engine.numerics import Precision, RowFunction
 from pdserve.engine.weights import Weights
 
 
@@ -43,8 +43,9 @@ class LlamaModel:
             return torch.empty(0, self._vocab_size)
         return self._head(self._norm(hidden)).to(torch.float32)
 
-    def linears(self) -> dict[str, tuple[Linear, int]]:
-        return {**self._layers[0].linears(), "head": (self._head, self._width)}
+    def row_functions(self) -> dict[str, tuple[RowFunction, int]]:
+        head = {"head": (self._head, self._width), "norm": (self._norm, self._width)}
+        return {**self._layers[0].row_functions(self._rotary), **head}
 
 
 class _Layer:
@@ -76,6 +77,8 @@ class _Layer:
         )
         self._gate_up = make_linear(precision, *_stacked(gate, up))
         self._down = make_linear(precision, *projection("mlp.down_proj", hidden, ffn, config.mlp_bias))
+        self._rotate_ = undivided(rotate_) if precision.undivided else rotate_
+        self._swiglu = undivided(swiglu) if precision.undivided else swiglu
         self._norm_attention = RmsNorm(
             loader.norm("input_layernorm", hidden), config.norm_eps, precision.compute
         )
@@ -86,16 +89,24 @@ class _Layer:
     def apply_(self, x: Tensor, turns: Tensor, attention: StepAttention) -> None:
         """Add this layer's attention and feed-forward to the residual stream x, [tokens, hidden]."""
         qkv = self._qkv(self._norm_attention(x)).to(torch.float32)
-        rotate_(qkv[:, : self._rotated_width], turns)
+        self._rotate_(qkv[:, : self._rotated_width], turns)
         x.add_(self._out(attention.attend(self._index, qkv).to(x.dtype)))
-        x.add_(self._down(swiglu(self._gate_up(self._norm_ffn(x)))))
+        x.add_(self._down(self._swiglu(self._gate_up(self._norm_ffn(x)))))
 
-    def linears(self) -> dict[str, tuple[Linear, int]]:
+    def row_functions(self, rotary: Rotary) -> dict[str, tuple[RowFunction, int]]:
         hidden, queries, ffn = self._widths
+
+        def rotated(x: Tensor) -> Tensor:
+            turned = x.to(torch.float32, copy=True)
+            self._rotate_(turned, rotary.turns(torch.full((len(x),), 1000)))
+            return turned
+
         return {
             "qkv": (self._qkv, hidden),
+            "rotate": (rotated, self._rotated_width),
             "out": (self._out, queries),
             "gate_up": (self._gate_up, hidden),
+            "swiglu": (self._swiglu, 2 * ffn),
             "down": (self._down, ffn),
         }
 

@@ -29,6 +29,15 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+# The widths of the packaged model, as changes to SMALL: kernels choose their way by them.
+WIDE: dict[str, Any] = {
+    "hidden_size": 576,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+}
+
 
 def llama_tensors(config: dict[str, Any], seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """All tensors of such a model by their Hugging Face names."""

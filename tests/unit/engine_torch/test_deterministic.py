@@ -16,7 +16,7 @@ from torch import Tensor
 from pdserve.engine.numerics import LinearKind, Precision, choose_precision
 from pdserve.engine.torch_runner import TorchRunner
 from tests.unit.engine_torch.driving import Stream, advance_with_logits, copy_blocks, make_runner
-from tests.unit.engine_torch.random_model import SMALL, write_random_model
+from tests.unit.engine_torch.random_model import SMALL, WIDE, write_random_model
 
 BFLOAT16 = torch.bfloat16
 PRECISIONS = {
@@ -156,6 +156,16 @@ def test_two_threads(folder: Path) -> None:
     )
     assert_equal_bits(cut, whole)
     assert runner.card.numerics != make_runner(folder, dtype="bfloat16", deterministic=True).card.numerics
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_many_threads(dtype: str, tmp_path: Path) -> None:
+    """More than divide the widths: elementwise work must not be cut in the middle of a row."""
+    folder = write_random_model(tmp_path, dtype=BFLOAT16, **WIDE)
+    runner = make_runner(folder, dtype=dtype, deterministic=True, num_blocks=400, num_threads=7)
+    whole = Play(runner, Stream(prompt(300), blocks(1, 1)[0])).finish(512)
+    cut = Play(runner, Stream(prompt(300), blocks(2, 1)[0])).finish(64)
+    assert_equal_bits(cut, whole)
 
 
 def test_without_it_the_bits_do_differ(folder: Path) -> None:

@@ -16,6 +16,7 @@ from pdserve.engine.layers import (
     rope_frequencies,
     rotate_,
     swiglu,
+    undivided,
 )
 from pdserve.engine.model_config import RopeConfig
 from pdserve.engine.numerics import LinearKind, Precision, choose_precision
@@ -80,6 +81,30 @@ def test_rms_norm_keeps_bfloat16() -> None:
 def test_swiglu() -> None:
     x = normal(4, 20)
     torch.testing.assert_close(swiglu(x), functional.silu(x[:, :10]) * x[:, 10:])
+
+
+@pytest.mark.parametrize("num_threads", [2, 5, 7, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_undivided_rows_are_independent(num_threads: int, dtype: torch.dtype) -> None:
+    """With 5 threads and more the plain functions fail this where a thread's share ends in the middle of a row."""
+    gate_up, heads = normal(600, 3072).to(dtype), normal(600, 15 * 64)
+    turns = Rotary(RopeConfig(base=10_000.0), 64).turns(torch.arange(600))
+
+    def rotated(num_rows: int) -> torch.Tensor:
+        turned = heads[:num_rows].clone()
+        undivided(rotate_)(turned[:, : 12 * 64], turns[:num_rows])
+        return turned
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        activated, turned = undivided(swiglu)(gate_up), rotated(600)
+        for num_rows in (6, 64, 96, 120, 192, 256, 510):
+            assert torch.equal(undivided(swiglu)(gate_up[:num_rows].clone()), activated[:num_rows])
+            assert torch.equal(rotated(num_rows), turned[:num_rows])
+        assert torch.get_num_threads() == num_threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_rotation_equals_the_half_split_form() -> None:

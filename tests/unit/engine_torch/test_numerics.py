@@ -66,6 +66,16 @@ def test_a_kernel_that_never_holds_is_refused() -> None:
         safe_row_padding({"a": (lambda x: x + 1e-3 * len(x), 8)}, torch.float32)
 
 
+def test_large_functions_are_tried_with_many_rows_too() -> None:
+    """A kernel that changes behind the reference's rows."""
+
+    def linear(x: Tensor) -> Tensor:
+        return x[:, :100] + 1e-3 * (len(x) > 300)
+
+    with pytest.raises(BadModel, match="can't be made deterministic"):
+        safe_row_padding({"a": (linear, 40_000)}, torch.float32)
+
+
 def test_numerics_names_what_bits_depend_on() -> None:
     precision = Precision("bfloat16", torch.float32, torch.bfloat16, LinearKind.FBGEMM_HALF)
     text = describe(precision, 2, deterministic=True, row_padding=6)
