@@ -17,8 +17,8 @@ from pdserve.engine.block_pool import BlockPool, BlockState
 from pdserve.ids import Random
 from tests.simulation.tape import Tape
 
-NOISE = {Action.DELAY: 0.15, Action.DUPLICATE: 0.15, Action.DROP: 0.02}
-"""What a noisy link does to its frames, by probability. Reordering isn't in a transport's contract."""
+NOISE = {Action.DELAY: 0.15, Action.DUPLICATE: 0.15}
+"""What a noisy link does to its frames, by probability. While a connection lives, it loses and reorders none."""
 
 
 class LinkTrouble:

@@ -99,6 +99,10 @@ def shown(value: object) -> str:
             return f"<{len(value)} items {xxhash.xxh3_64_hexdigest(repr(value).encode())}>"
         return "(" + ", ".join(shown(item) for item in value) + ")"
     if dataclasses.is_dataclass(value):
-        fields = (f"{field.name}={shown(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        fields = [
+            f"{field.name}={shown(getattr(value, field.name))}"
+            for field in dataclasses.fields(value)
+            if getattr(value, field.name) != field.default
+        ]
         return f"{type(value).__name__}({', '.join(fields)})"
     return str(value)
