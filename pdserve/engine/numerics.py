@@ -120,8 +120,8 @@ class _Trial:
         return torch.equal(self.function(self.x[first : first + count])[: len(want)], want)
 
 
-def describe(precision: Precision, num_threads: int, deterministic: bool, row_padding: int) -> str:
-    """The numerics fingerprint: workers of equal text compute equal bits in deterministic mode."""
+def describe(precision: Precision, num_threads: int) -> str:
+    """What the bits of results depend on, as far as it can be named; beginning of the numerics fingerprint."""
     return "/".join(
         (
             precision.name,
@@ -132,7 +132,6 @@ def describe(precision: Precision, num_threads: int, deterministic: bool, row_pa
             "bf16" if has_native_bfloat16() else "nobf16",
             f"torch{torch.__version__}",
             f"pdserve{__version__}",
-            f"rows{row_padding}" if deterministic else "free",
         )
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Sequence
@@ -18,14 +19,16 @@ from pdserve.engine.model_config import BadModel, load_config, read_json
 from pdserve.engine.models import MODELS
 from pdserve.engine.models.decoder import StepInputs
 from pdserve.engine.numerics import Precision, choose_precision, describe, safe_row_padding
-from pdserve.engine.port import ModelCard, Row, RowOutput
+from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec
 from pdserve.engine.sampler import sample
 from pdserve.engine.tiled_attention import TiledAttention
 from pdserve.engine.token_scores import token_logprobs
 from pdserve.engine.weights import Weights
 from pdserve.errors import RowFailed
 from pdserve.messages import TokenLogprobs
+from pdserve.sampling import SampleKey, SamplingParams
 
+_PROOF_TOKENS = 200
 _SCORED_AT_ONCE = 32  # positions: 32 MiB of float32 logits with a vocabulary of 262,144
 
 
@@ -86,10 +89,25 @@ class TorchRunner:
             window_tokens=config.max_positions,
             eos_token_ids=config.eos_token_ids,
             weights_fingerprint=fingerprint,
-            numerics=describe(precision, self._num_threads, deterministic, self._row_padding),
+            numerics=describe(precision, self._num_threads),
             deterministic=deterministic,
             cache_seed=bytes.fromhex(fingerprint),
         )
+        if deterministic:
+            proven = f"{self._card.numerics}/rows{self._row_padding}/bits{self._bits()}"
+            self._card = replace(self._card, numerics=proven)
+
+    def _bits(self) -> str:
+        """A digest of the logits behind a fixed prompt: CPUs of one capability may still compute differently."""
+        length = min(
+            _PROOF_TOKENS, self._card.window_tokens, self._layout.num_blocks * self._layout.block_size
+        )
+        ids = tuple(index * 7919 % self._card.vocab_size for index in range(length))
+        key = SampleKey(params=SamplingParams(), seed=0, choice=0, eos_token_ids=(), max_tokens=1)
+        row = Row(ids, 0, range(self._layout.blocks_for(length)), SampleSpec(key, ids, length))
+        with torch.inference_mode():
+            logits = self._model.logits(self._forward([row], []))[0]
+        return hashlib.blake2b(logits.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
     @property
     def card(self) -> ModelCard:

@@ -12,7 +12,7 @@ from tests.support.torch_cluster import BLOCK_SIZE, Record, Shape, Shelf, play
 
 AGGREGATED = (("b0", Role.BOTH),)
 ONE_PAIR = (("p0", Role.PREFILL), ("d0", Role.DECODE))
-NUM_BLOCKS = 1024
+NUM_BLOCKS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,6 +168,15 @@ def test_many_threads(dtype: str, tmp_path: Path) -> None:
     assert_equal_bits(cut, whole)
 
 
+def test_numerics_tell_other_bits(folder: Path, tmp_path: Path) -> None:
+    """Arithmetic that has the same name everywhere and differs is told by what it computes."""
+    other = write_random_model(tmp_path, dtype=BFLOAT16, seed=1)
+    cards = [make_runner(each, dtype="bfloat16", deterministic=True).card for each in (folder, folder, other)]
+    first, second, third = ([*card.numerics.rpartition("/bits")] for card in cards)
+    assert first == second
+    assert first[:-1] == third[:-1] and first != third
+
+
 def test_without_it_the_bits_do_differ(folder: Path) -> None:
     """The tests above would notice: the fast form fails them."""
     runner = make_runner(folder, dtype="float32", num_blocks=400)

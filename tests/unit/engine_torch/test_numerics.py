@@ -78,8 +78,7 @@ def test_large_functions_are_tried_with_many_rows_too() -> None:
 
 def test_numerics_names_what_bits_depend_on() -> None:
     precision = Precision("bfloat16", torch.float32, torch.bfloat16, LinearKind.FBGEMM_HALF)
-    text = describe(precision, 2, deterministic=True, row_padding=6)
-    for part in ("bfloat16/float32/fbgemm-half/threads2/", torch.__version__, "/rows6"):
+    text = describe(precision, 2)
+    for part in ("bfloat16/float32/fbgemm-half/threads2/", torch.__version__):
         assert part in text
-    assert describe(precision, 1, deterministic=True, row_padding=6) != text
-    assert describe(precision, 2, deterministic=False, row_padding=1).endswith("/free")
+    assert describe(precision, 1) != text
