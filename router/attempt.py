@@ -31,9 +31,11 @@ from pdserve.messages import (
 from pdserve.service.config import TimeoutsConfig
 from router.attempt_contract import AttemptPhase, Order, Outcome, Sink
 from router.member import AttemptMessage, Member
-from router.progress_timer import CallLater, ProgressTimer
+from router.phase_clock import PhaseClock
+from router.progress_timer import CallLater
 from router.prompt_scores import PromptScores
 from router.timings import AttemptTimes
+from router.token_flow import TokenFlow
 
 
 class Attempt:
@@ -62,30 +64,34 @@ class Attempt:
         self.order = order
         self.prefill = prefill
         self.decode = decode
-        self.phase = AttemptPhase.GRANTING
-        self.since_s = clock.now_s()  # in this phase, or without progress in it
         self.times = AttemptTimes(credit_held_s=clock.now_s(), local=prefill is None)
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.prefilled_tokens = 0  # P's progress
         self.started = False  # D's verdict was Started
         self._sink = sink
-        self._timeouts = timeouts
         self._clock = clock
         self._deadline_left_s = deadline_left_s
         self._on_settled: Callable[[], None] | None = on_settled
-        self._timer = ProgressTimer(call_later, clock, self._expired)
+        self._time = PhaseClock(timeouts, clock, call_later, prefill, decode, self._late)
+        self._tokens = TokenFlow(order, self._give)
         self._prefill_written = False
         self._prefill_over = prefill is None  # P has ended its part itself, or its session is gone
         self._decode_over = False
         self._prefill_error: PdserveError | None = None
         self._pulled_blocks = 0
-        self._next_position = len(order.token_ids)
-        self._first_token: int | None = None
-        self._early: list[StepTokens] = []  # came before the first token was known
         self._scores = PromptScores(order)  # while some are missing, the first token is held
         self._held_first: tuple[int, TokenLogprobs | None] | None = None
         self._held_finish: Finished | None = None
-        self._ended_by_tokens = False
+
+    @property
+    def phase(self) -> AttemptPhase:
+        """Where it is, as far as the router knows."""
+        return self._time.phase
+
+    @property
+    def since_s(self) -> float:
+        """Since when it is there, or without progress there."""
+        return self._time.since_s
 
     # --- begin
 
@@ -111,7 +117,7 @@ class Attempt:
             )
         )
         self.times.decode_written_s = now_s
-        self._timer.restart(self._timeouts.grant_s)
+        self._time.start()
 
     # --- messages
 
@@ -128,14 +134,17 @@ class Attempt:
     def _from_decode(self, message: AttemptMessage) -> None:
         match message:
             case StepTokens():
-                self._on_tokens(message)
+                if self._tokens.take(message):
+                    if self.phase is AttemptPhase.PREEMPTED:
+                        self._time.enter(AttemptPhase.RUNNING)
+                    self._time.progress(AttemptPhase.RUNNING)
             case Progress():
                 self._on_decode_progress(message)
             case Granted():
                 self._on_granted(message)
             case Waiting():
                 if self.phase is AttemptPhase.GRANTING:
-                    self._enter(AttemptPhase.WAITING)
+                    self._time.enter(AttemptPhase.WAITING)
             case Refused():
                 self._decode_over = True
                 self._refused(self.decode, message)
@@ -205,7 +214,7 @@ class Attempt:
             return
         now_s = self._clock.now_s()
         self.times.granted_s = now_s
-        self._enter(AttemptPhase.QUEUED)
+        self._time.enter(AttemptPhase.QUEUED)
         if self.prefill is None:
             return
         self._prefill_written = True
@@ -223,13 +232,11 @@ class Attempt:
         if progress.phase is Phase.PREFILLING:
             if self.times.prefilling_s is None:
                 self.times.prefilling_s = self._clock.now_s()
-            if (
-                grows or self.phase is AttemptPhase.QUEUED
-            ):  # a heartbeat that repeats the amount is no progress
-                self._enter(AttemptPhase.PREFILLING)
-                self._restart(self._timeouts.prefill_progress_s)
+            self._time.enter(AttemptPhase.PREFILLING)
+            if grows:  # a heartbeat that repeats the amount is no progress
+                self._time.progress(AttemptPhase.PREFILLING)
         elif progress.phase in (Phase.QUEUED, Phase.PREEMPTED):
-            self._enter(AttemptPhase.QUEUED)
+            self._time.enter(AttemptPhase.QUEUED)
 
     def _on_first_token(self, message: FirstToken) -> None:
         self.times.first_token, self.times.first_token_s = message, self._clock.now_s()
@@ -239,15 +246,15 @@ class Attempt:
             self._prefill_over = True
         elif not self.started:
             self.prefilled_tokens = len(self.order.token_ids)
-            self._enter(AttemptPhase.HANDOFF)
-            self._timer.restart(self._timeouts.handoff_s)
+            self._time.enter(AttemptPhase.HANDOFF)
+            self._time.progress(AttemptPhase.HANDOFF)
         self._require_scores()
-        is_news = self._first_token is None
-        choice_ended = self._take_first(message.token_id, message.logprobs)
-        if choice_ended and is_news:
+        is_news = not self._tokens.has_first
+        self._tokens.take_first(message.token_id, message.logprobs)
+        if self._tokens.ended and is_news:
             self._end(Outcome())
-        elif message.final and not choice_ended:
-            self._fail(InvariantViolated("P called a token final that is not", token_id=message.token_id))
+        elif message.final and not self._tokens.ended:
+            raise InvariantViolated("P called a token final that is not", token_id=message.token_id)
 
     def _lose_prefill(self, error: PdserveError) -> None:
         """P is out. Once StartPrefill was written, D alone knows whether the hand-off happened."""
@@ -261,9 +268,7 @@ class Attempt:
             return
         if self._prefill_error is None:
             self._prefill_error = error
-        if self.phase is not AttemptPhase.HANDOFF:
-            self._enter(AttemptPhase.HANDOFF)
-            self._timer.restart(self._timeouts.handoff_s)
+        self._time.enter(AttemptPhase.HANDOFF)
 
     # --- the verdict, and what follows
 
@@ -272,17 +277,17 @@ class Attempt:
             self._unexpected(message)
             return
         self.started = True
+        self._prefill_error = None  # it came too late to matter
         self.times.started, self.times.started_s = message, self._clock.now_s()
         self._settle()
         self._sink.on_started(self, message)
-        self._enter(AttemptPhase.RUNNING)
-        self._timer.restart(self._timeouts.token_gap_s)
+        self._time.enter(AttemptPhase.RUNNING)
         if self.prefill is None:
             self._require_scores()
         if self._scores.missing:
             self._held_first = (message.first_token, message.logprobs)  # P's word is on its way
         else:
-            self._take_first(message.first_token, message.logprobs)
+            self._tokens.take_first(message.first_token, message.logprobs)
 
     def _on_prompt_logprobs(self, message: PromptLogprobs) -> None:
         self._scores.add(message)
@@ -292,7 +297,7 @@ class Attempt:
         held_first, held_finish = self._held_first, self._held_finish
         self._held_first = self._held_finish = None
         if held_first is not None:
-            self._take_first(*held_first)
+            self._tokens.take_first(*held_first)
         if held_finish is not None and not self.ended:
             self._on_finished(held_finish)
 
@@ -301,49 +306,10 @@ class Attempt:
         if self._scores.missing:
             raise InvariantViolated("a first token before all of the prompt's logprobs")
 
-    def _take_first(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
-        """The first token, from whom it comes first. Returns whether the choice has ended with it."""
-        if self._first_token is not None:
-            if self._first_token != token_id:
-                self._fail(
-                    InvariantViolated(
-                        "two first tokens of one attempt", shown=self._first_token, got=token_id
-                    )
-                )
-            return self._ended_by_tokens
-        self._first_token = token_id
-        self._next_position += 1
-        self._give((token_id,), () if logprobs is None else (logprobs,), None)
-        early, self._early = self._early, []
-        for tokens in early:
-            if not self.ended:
-                self._on_tokens(tokens)
-        return self._ended_by_tokens
-
-    def _on_tokens(self, message: StepTokens) -> None:
-        if self._first_token is None:
-            self._early.append(message)
-            return
-        if message.first_position != self._next_position:
-            self._fail(
-                InvariantViolated("tokens out of order", want=self._next_position, got=message.first_position)
-            )
-            return
-        self._next_position += len(message.token_ids)
-        if self.phase is AttemptPhase.PREEMPTED:
-            self._enter(AttemptPhase.RUNNING)
-        if self.phase is AttemptPhase.RUNNING:
-            self._restart(self._timeouts.token_gap_s)
-        self._give(message.token_ids, message.logprobs, message.energy_j)
-
     def _give(
         self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], energy_j: float | None
-    ) -> None:
-        if self.order.key.params.logprobs is None:
-            logprobs = ()
-        elif len(logprobs) != len(token_ids):
-            raise InvariantViolated("tokens without their logprobs", want=len(token_ids), got=len(logprobs))
-        self._ended_by_tokens = self._sink.on_tokens(self, token_ids, logprobs, energy_j)
+    ) -> bool:
+        return self._sink.on_tokens(self, token_ids, logprobs, energy_j)
 
     def end_by_text(self) -> None:
         """The choice ended by its text, which workers don't know: stop them."""
@@ -355,17 +321,15 @@ class Attempt:
             case Phase.PULLING:
                 if progress.amount > self._pulled_blocks:
                     self._pulled_blocks = progress.amount
-                    if self.phase is AttemptPhase.HANDOFF:
-                        self._restart(self._timeouts.handoff_s)
+                    self._time.progress(AttemptPhase.HANDOFF)
             case Phase.PREEMPTED:
                 if self.started:
-                    self._enter(AttemptPhase.PREEMPTED)
+                    self._time.enter(AttemptPhase.PREEMPTED)
                 elif self.prefill is None:
                     self._on_prefill_progress(progress)
             case Phase.RUNNING:
                 if self.phase is AttemptPhase.PREEMPTED:
-                    self._enter(AttemptPhase.RUNNING)
-                    self._timer.restart(self._timeouts.token_gap_s)
+                    self._time.enter(AttemptPhase.RUNNING)
             case Phase.QUEUED | Phase.PREFILLING:
                 if self.prefill is None:
                     self._on_prefill_progress(progress)
@@ -375,25 +339,21 @@ class Attempt:
         if self._scores.missing:
             self._held_finish = message
             return
-        if message.num_tokens != self._next_position or self._first_token is None:
-            self._fail(
-                InvariantViolated(
-                    "the decode worker counts other tokens", want=self._next_position, got=message.num_tokens
-                )
+        if message.num_tokens != self._tokens.num_ids or not self._tokens.has_first:
+            raise InvariantViolated(
+                "the decode worker counts other tokens", want=self._tokens.num_ids, got=message.num_tokens
             )
-            return
         self._sink.on_finished(self, message)
-        if self._ended_by_tokens:
-            self._end(Outcome())
-        else:
-            self._fail(InvariantViolated("the decode worker ended too early", reason=message.reason.value))
+        if not self._tokens.ended:
+            raise InvariantViolated("the decode worker ended too early", reason=message.reason.value)
+        self._end(Outcome())
 
     # --- end
 
     @property
     def has_first_token(self) -> bool:
         """Whether it is known, from whomever."""
-        return self._first_token is not None
+        return self._tokens.has_first
 
     @property
     def ended(self) -> bool:
@@ -404,7 +364,7 @@ class Attempt:
         """Close the handle and stop what still runs on the workers. Idempotent; doesn't wait."""
         if self.ended:
             return
-        self._enter(AttemptPhase.ENDED)
+        self._time.enter(AttemptPhase.ENDED)
         if not self._decode_over:
             self.decode.abort(self.handle)
         if self.prefill is not None and not self._prefill_over and not self.started and self._prefill_written:
@@ -423,7 +383,7 @@ class Attempt:
 
     def _fail(self, error: PdserveError) -> None:
         """End by an error, unless all tokens have been given: then the choice is complete."""
-        self._end(Outcome() if self._ended_by_tokens else Outcome(error))
+        self._end(Outcome() if self._tokens.ended else Outcome(error))
 
     def _end(self, outcome: Outcome) -> None:
         if self.ended:
@@ -441,51 +401,6 @@ class Attempt:
             )
         )
 
-    def _expired(self) -> None:
-        match self.phase:
-            case AttemptPhase.GRANTING:
-                left_s = self._grant_left_s()
-                if left_s > 1e-6:
-                    self._timer.restart(left_s)
-                    return
-                self.decode.refusing = True  # nor is anything else sent there before it reports again
-                error = self._late("no answer to StartDecode", self._timeouts.grant_s, self.decode)
-            case AttemptPhase.PREFILLING:
-                worker = self.prefill if self.prefill is not None else self.decode
-                error = self._late("no prefill progress", self._timeouts.prefill_progress_s, worker)
-            case AttemptPhase.HANDOFF:
-                late = self._late("no verdict on the hand-off", self._timeouts.handoff_s, self.decode)
-                error = self._prefill_error or late
-            case _:
-                error = self._late("no token", self._timeouts.token_gap_s, self.decode)
-        self._fail(error)
-
-    def _grant_left_s(self) -> float:
-        """How much longer the decode worker may leave StartDecode without an answer.
-
-        While it says nothing at all, not even that it lives, silence about one attempt means nothing: its session ends,
-        or it comes back, and then has its time anew. In all it has no longer than a silent session would live.
-        """
-        now_s = self._clock.now_s()
-        written_s = self.times.decode_written_s
-        assert written_s is not None, "asked after StartDecode was written"
-        awake_since_s = self.decode.liveness.awake_since_s(now_s)
-        if awake_since_s is None:
-            left_s = self._timeouts.grant_s / 2
-        else:
-            left_s = max(written_s, awake_since_s) + self._timeouts.grant_s - now_s
-        return min(left_s, written_s + self._timeouts.link_s - now_s)
-
-    def _late(self, what: str, after_s: float, worker: Member) -> PdserveError:
-        return WorkerLost(f"{what} in time", after_s=after_s, worker=worker.ref)
-
-    def _restart(self, after_s: float) -> None:
-        """There was progress: the time of this phase begins anew."""
-        self.since_s = self._clock.now_s()
-        self._timer.restart(after_s)
-
-    def _enter(self, phase: AttemptPhase) -> None:
-        if phase is not self.phase:
-            self.phase = phase
-            self.since_s = self._clock.now_s()
-            self._timer.stop()
+    def _late(self, error: WorkerLost) -> None:
+        """The time of a phase is over. If P was lost before, that is why."""
+        self._fail(self._prefill_error or error)
