@@ -15,6 +15,8 @@ from tests.simulation.phases import Legs, attempts_of, is_draining
 from tests.simulation.stage import Stage
 
 PATIENCE_S = 1.5  # how long a fault waits for its moment; then it strikes anyhow
+STRANGER = "x"  # ids of workers that don't fit begin so
+SOON_TOKENS = 5
 TRIES = 4  # at a moment that may pass
 DRAINS_S = 0.5  # how long it waits for a drain to have begun
 
@@ -219,9 +221,12 @@ class Aim:
                 for target in self._candidates(kind)
                 if any(each.phase in moments and _runs_on(each, target) for each in legs.values())
             ]
-        return [
+        hits = [
             target for target in self._candidates(kind) if _meets(sight.on_worker(target.workers[0]), moments)
         ]
+        if kind is Kind.DRAIN_DECODE and Moment.STREAMING in moments:
+            hits = [target for target in hits if _is_crowded(target.workers[0])]
+        return hits
 
     def _is_unheard(self, prefill: SimWorker) -> bool:
         """Whether a hand-off of this worker is confirmed while its router has not heard a first token."""
@@ -263,8 +268,26 @@ def _runs_on(legs: Legs, pair: Target) -> bool:
     )
 
 
+def _is_crowded(worker: SimWorker) -> bool:
+    """Whether its pool is about to run full: none is left, and of several sequences one needs a block in a moment."""
+    run = None if worker.worker is None else worker.worker.current
+    if run is None or run.engine.pool.available > 0:
+        return False
+    sequences = run.engine.sequences
+    size = run.engine.pool.block_size
+    return len(sequences) >= 2 and any(
+        0 <= len(seq.block_table) * size - len(seq.ids) < SOON_TOKENS < seq.key.max_tokens - seq.num_generated
+        for seq in sequences
+    )
+
+
+def is_stranger(worker_id: str) -> bool:
+    """Whether it doesn't belong to the cluster."""
+    return worker_id.startswith(STRANGER)
+
+
 def _fits(kind: Kind, worker: SimWorker) -> bool:
-    if not worker.alive or worker.is_stopped or worker.id.startswith("x"):
+    if not worker.alive or worker.is_stopped or is_stranger(worker.id):
         return False
     if kind in ON_PREFILL:
         return worker.role is Role.PREFILL

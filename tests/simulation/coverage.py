@@ -97,7 +97,7 @@ AIMS: tuple[tuple[Kind, Moment], ...] = (
     *((Kind.STRANGER, moment) for moment in PHASES),
     *((Kind.DEAF_CLIENT, moment) for moment in (_S, _S)),
     *((Kind.DRAIN_PREFILL, moment) for moment in (_Q, _G, _P, _C)),
-    *((Kind.DRAIN_DECODE, moment) for moment in (*PHASES, _S, _S)),
+    *((Kind.DRAIN_DECODE, moment) for moment in (*PHASES, _S, _S, _S, _S)),
     (Kind.DRAIN_ROUTER, _Q),
     (Kind.DRAIN_ROUTER, _S),
     (Kind.SWITCH_ROLE, _P),

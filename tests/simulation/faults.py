@@ -10,7 +10,7 @@ from pdserve.errors import PdserveError
 from pdserve.messages import Role
 from pdserve.service.lifecycle import EXIT_SUPERSEDED
 from router.app import RouterApp
-from tests.simulation.aim import Aim, Target
+from tests.simulation.aim import STRANGER, Aim, Target, is_stranger
 from tests.simulation.client import Client
 from tests.simulation.cluster import SimRouter, SimWorker
 from tests.simulation.kinds import Fault, Kind, Moment
@@ -283,7 +283,7 @@ class Chaos:
         self._num_made += 1
         of_other_model = int(fault.draw * 1000) % 2 == 0
         stranger = self._stage.cluster.add_worker(
-            f"x{self._num_made}",
+            f"{STRANGER}{self._num_made}",
             Role.DECODE if fault.draw < 0.5 else Role.PREFILL,
             block_size=BLOCK_SIZE if of_other_model else 2 * BLOCK_SIZE,
             weights="other weights" if of_other_model else "",
@@ -304,8 +304,12 @@ class Chaos:
             others = [other for other in router.app.fleet.members if other is not member]
             if of_other_model and others:
                 self._stage.violate(f"{router.id} has taken in {stranger.id}, which serves another model")
-            if any(member in pair for pair in router.app.fleet.topology.usable_pairs()):
-                self._stage.violate(f"{router.id} uses {stranger.id} in a pair, though its layout is another")
+            for prefill, decode in router.app.fleet.topology.usable_pairs():
+                peer = decode if member is prefill else prefill if member is decode else None
+                if peer is not None and not is_stranger(peer.id):
+                    self._stage.violate(
+                        f"{router.id} pairs {stranger.id} with {peer.id}, whose layout is another"
+                    )
 
     async def _join(self, fault: Fault, target: Target) -> None:
         self._num_made += 1

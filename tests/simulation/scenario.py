@@ -65,8 +65,8 @@ def draw_scenario(seed: int) -> Scenario:
         router_ids=router_ids,
         longest=longest,
         span_s=SPAN_S,
-        in_bursts=moment is Moment.QUEUED or source.random() < 0.4,
-        long_answers=kind is Kind.DEAF_CLIENT
+        in_bursts=moment is Moment.QUEUED or kind is Kind.DRAIN_DECODE or source.random() < 0.4,
+        long_answers=kind in (Kind.DEAF_CLIENT, Kind.DRAIN_DECODE)
         or (moment in (Moment.STREAMING, Moment.DRAINING) and source.random() < 0.7),
         slow_client_s=1.5 * config.timeouts.client_stall_s,
     )
