@@ -39,7 +39,7 @@ WORKERS = ["p0", "p1", "d0", "d1"]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Singles]:
-    """Two workers of each role. What a test breaks it repairs."""
+    """Two workers of each role. What a test breaks it repairs; what one that failed left broken `client` does."""
     with Singles(tmp_path_factory.mktemp("failures"), *COMMON) as made:
         made.router("r0", "--timeouts.client-stall-s", "2")
         for name in ("p0", "p1"):
@@ -52,6 +52,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Singles]:
 @pytest.fixture
 async def client(cluster: Singles) -> AsyncIterator[AsyncClient]:
     """A client of a cluster that holds nothing for anybody, before the test and behind it."""
+    cluster.start()
     async with AsyncClient(cluster.all["r0"].address) as made:
         await at_rest(made, WORKERS, heartbeat_s=HEARTBEAT_S)
         yield made
@@ -63,6 +64,13 @@ async def holding_a_lease(workers: list[Single]) -> Single | None:
         if await worker.metric("pdserve_leases"):
             return worker
     return None
+
+
+async def received_bytes(workers: list[Single]) -> dict[str, float]:
+    return {
+        worker.id: await worker.metric("pdserve_kv_transfer_bytes_total", direction="received")
+        for worker in workers
+    }
 
 
 def of_role(cluster: Singles, role: str) -> list[Single]:
@@ -108,9 +116,16 @@ async def test_a_decode_worker_dies_in_mid_pull_and_nothing_is_computed_twice(
 ) -> None:
     """The prefill worker still has the blocks: they go to the other decode worker."""
     question = Question.draw(Random("row 6"), LONG_PROMPT, 20)
-    answer = asyncio.create_task(ask(client, question))
     decodes = of_role(cluster, "decode")
-    victim = await until("a decode worker in mid-pull", lambda: holding_a_lease(decodes))
+    before = await received_bytes(decodes)
+    answer = asyncio.create_task(ask(client, question))
+
+    async def in_mid_pull() -> Single | None:
+        # A lease alone may be older than the first computed block.
+        now = await received_bytes(decodes)
+        return next((worker for worker in decodes if now[worker.id] > before[worker.id]), None)
+
+    victim = await until("a decode worker in mid-pull", in_mid_pull)
     victim.send(signal.SIGKILL)
     finished = await answer
     assert finished.decode_worker != victim.id
