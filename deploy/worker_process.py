@@ -6,10 +6,12 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import structlog
 
+from deploy.load_progress import LoadProgress, LoadState
 from deploy.worker_assembly import Worker
 from deploy.worker_ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
 from kv_transfer.transports.stream import StreamNetwork
@@ -17,6 +19,7 @@ from pdserve.clock import Clock, SystemClock
 from pdserve.engine.port import Runner
 from pdserve.ids import Epoch, Random, WorkerRef, draw_text_id, system_random
 from pdserve.messages import Role
+from pdserve.modelstore.progress import Progress
 from pdserve.modelstore.resolve import resolve
 from pdserve.owner import Owner, Waiter
 from pdserve.service.config import Config, EngineConfig
@@ -37,11 +40,20 @@ log = structlog.get_logger()
 _MAX_FAKE_BLOCKS = 8192
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
+Bar = AbstractContextManager[Progress | None]
+"""What shows progress while it is entered, if there is a terminal."""
 
-async def run_worker(config: Config, role: Role, end_now: Callable[[int], None] = os._exit) -> int:
+
+async def run_worker(
+    config: Config,
+    role: Role,
+    end_now: Callable[[int], None] = os._exit,
+    make_bar: Callable[[], Bar] = nullcontext,
+) -> int:
     """Run one worker until it is drained or broken; returns the exit code.
 
-    end_now  ends the process where nothing can be waited for: a hanging engine, a stop while the model loads
+    end_now   ends the process where nothing can be waited for: a hanging engine, a stop while the model loads
+    make_bar  shows how the weights are loaded
     Raises ConfigError, UnknownModel, Incompatible and the like for what an operator must change.
     """
     clock, random = SystemClock(), system_random()
@@ -56,7 +68,13 @@ async def run_worker(config: Config, role: Role, end_now: Callable[[int], None] 
     metrics_address = await http.start(config.metrics.listen)
     try:
         async with StopSignals() as stop, asyncio.TaskGroup() as tasks:
-            model = await _load_unless_stopped(config, stop, end_now)
+            with make_bar() as bar:
+                inbox = LoopInbox(asyncio.get_running_loop(), health.on_load)
+                model = await _load_unless_stopped(config, stop, LoadProgress(clock, inbox.post, bar))
+            if model is None:
+                log.info("worker.stopped_while_loading")
+                end_now(EXIT_OK)  # nothing is in hand, and a thread that loads can't be stopped
+                return EXIT_OK
             setup = WorkerSetup(
                 me=me,
                 config=config,
@@ -87,12 +105,19 @@ class _Health:
     def __init__(self) -> None:
         self.worker: Worker | None = None
         self.is_broken = False
+        self._load: LoadState | None = None
+
+    def on_load(self, state: object) -> None:
+        assert isinstance(state, LoadState)
+        self._load = state
 
     def not_alive(self) -> Sequence[str]:
         return ["the engine or the links are broken"] if self.is_broken else []
 
     def not_ready(self) -> Sequence[str]:
-        return ["the model is loading"] if self.worker is None else self.worker.not_ready
+        if self.worker is not None:
+            return self.worker.not_ready
+        return ["the model is loading" if self._load is None else f"the model is loading: {self._load}"]
 
 
 async def _drain_when_asked(worker: Worker, stop: StopSignals) -> None:
@@ -101,29 +126,26 @@ async def _drain_when_asked(worker: Worker, stop: StopSignals) -> None:
 
 
 async def _load_unless_stopped(
-    config: Config, stop: StopSignals, end_now: Callable[[int], None]
-) -> LoadedModel:
-    """Load on another thread: signals and /healthz are answered meanwhile."""
-    loading = asyncio.create_task(asyncio.to_thread(load_model, config))
+    config: Config, stop: StopSignals, progress: LoadProgress
+) -> LoadedModel | None:
+    """Load on another thread: signals and /healthz are answered meanwhile. None: asked to stop before it was done."""
+    loading = asyncio.create_task(asyncio.to_thread(load_model, config, progress))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if not loading.done():
-        log.info("worker.stopped_while_loading")
-        end_now(EXIT_OK)  # nothing is in hand, and a thread that loads can't be stopped
-    return await loading
+    return await loading if loading.done() else None
 
 
-def load_model(config: Config) -> LoadedModel:
+def load_model(config: Config, progress: LoadProgress) -> LoadedModel:
     """Weights, KV pool and tokenizer. Blocks for seconds; raises what an operator must change."""
     if config.engine.kind == "fake":
         return _load_fake(config.engine)
     folder = resolve(config.worker.model)
     tokenizer = Tokenizer.load(folder)
-    runner = _load_torch(folder, config.engine)
+    runner = _load_torch(folder, config.engine, progress)
     log.info(
         "model.loaded", model=config.worker.model, num_blocks=runner.layout.num_blocks,
-        window_tokens=runner.card.window_tokens, numerics=runner.card.numerics,
+        window_tokens=runner.card.window_tokens, numerics=runner.card.numerics, **progress.facts(),
     )  # fmt: skip
     return LoadedModel(
         name=config.worker.model,
@@ -133,7 +155,7 @@ def load_model(config: Config) -> LoadedModel:
     )
 
 
-def _load_torch(folder: Path, config: EngineConfig) -> Runner:
+def _load_torch(folder: Path, config: EngineConfig, progress: Progress) -> Runner:
     # Here, so that a worker with the fake engine never imports torch.
     from pdserve.engine.torch_runner import TorchRunner
 
@@ -145,6 +167,7 @@ def _load_torch(folder: Path, config: EngineConfig) -> Runner:
         num_blocks=config.num_blocks or None,
         kv_memory_bytes=config.kv_memory_bytes,
         block_size=config.block_size,
+        progress=progress,
     )
 
 

@@ -11,8 +11,16 @@ _LIMIT_S = 2.0
 
 async def is_ready(address: str) -> bool:
     """Whether /readyz at host:port answers 200 now; a child that isn't listening yet is not ready."""
+    return await why_not_ready(address) is None
+
+
+async def why_not_ready(address: str) -> str | None:
+    """What /readyz at host:port says it lacks, in one line, "" if nobody answers; None = it is ready."""
     answer = await fetch(address, "/readyz")
-    return answer is not None and answer[0] == 200
+    if answer is None:
+        return ""
+    status, body = answer
+    return None if status == 200 else ", ".join(body.split("\n")[:-1])
 
 
 async def fetch(address: str, path: str) -> tuple[int, str] | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from deploy.local.child import Child
 from deploy.local.output import Output
 from deploy.local.plan import Plan, ProcessSpec
-from deploy.local.probe import is_ready
+from deploy.local.probe import why_not_ready
 from deploy.local.ready_file import ProcessRow, remove_ready_file, write_ready_file
 from deploy.local.restarts import Again, GiveUp, RestartPolicy, Restarts, exit_text
 from pdserve.clock import Clock
@@ -25,12 +25,13 @@ _SOURCE = "up"
 
 @dataclass(slots=True)
 class _Slot:
-    """One process of the plan and its present incarnation."""
+    """One process of the plan and its present incarnation; `lacks` is what it said when it wasn't ready."""
 
     spec: ProcessSpec
     restarts: Restarts
     child: Child | None = None
     ready_since_s: float | None = None
+    lacks: str = ""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -166,7 +167,8 @@ class Supervisor:
         return code, None if since_s is None else self._clock.now_s() - since_s, child.last_line
 
     async def _await_ready(self, slot: _Slot) -> None:
-        while not await is_ready(slot.spec.metrics):
+        while (lacks := await why_not_ready(slot.spec.metrics)) is not None:
+            slot.lacks = lacks
             await self._pause(_PROBE_S)
             if self._stopping.is_set():
                 return
@@ -190,7 +192,7 @@ class Supervisor:
         """Write the ready file and say the one line, once all processes are ready and a request would be served."""
         told_s = self._started_s
         while not self._stopping.is_set():
-            waiting = [slot.spec.id for slot in self._slots if slot.ready_since_s is None]
+            waiting = [_waiting_for(slot) for slot in self._slots if slot.ready_since_s is None]
             if not waiting and await self._extra_ready(self._plan):
                 self._announced = True
                 self._write_ready_file()
@@ -234,3 +236,7 @@ class Supervisor:
                 if slot.child is not None:
                     self._tell(f"{slot.spec.id} has not drained in time; killing it")
                     slot.child.kill()
+
+
+def _waiting_for(slot: _Slot) -> str:
+    return f"{slot.spec.id} ({slot.lacks})" if slot.lacks else slot.spec.id

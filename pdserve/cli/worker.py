@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import sys
 
 from pdserve.cli.settings import WORKER, add_settings, read_settings
 from pdserve.messages import Role
@@ -34,5 +36,10 @@ def run_as(arguments: argparse.Namespace, role: Role | None) -> int:
             "no model: give --model an alias (see `pdserve fetch`), a Hugging Face folder or a .gguf file"
         )
     from deploy.worker_process import run_worker
+    from pdserve.cli.progress_bar import ProgressBar
 
-    return asyncio.run(run_worker(config, role or Role(config.worker.role))) or 0
+    # Without a terminal the log says it.
+    make_bar = (
+        ProgressBar if sys.stderr.isatty() and config.engine.kind == "torch" else contextlib.nullcontext
+    )
+    return asyncio.run(run_worker(config, role or Role(config.worker.role), make_bar=make_bar)) or 0

@@ -26,6 +26,7 @@ from pdserve.engine.token_scores import token_logprobs
 from pdserve.engine.weights import Weights
 from pdserve.errors import RowFailed
 from pdserve.messages import TokenLogprobs
+from pdserve.modelstore.progress import Progress
 from pdserve.sampling import SampleKey, SamplingParams
 
 _PROOF_TOKENS = 200
@@ -46,6 +47,7 @@ class TorchRunner:
         kv_memory_bytes: int,
         block_size: int,
         precision: Precision | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Load a model folder.
 
@@ -53,13 +55,14 @@ class TorchRunner:
         num_threads  of torch, in this process; 0 = all cores
         num_blocks   of the pool; None = as many as kv_memory_bytes hold
         precision    instead of the one that dtype means on this CPU: to measure or test what another CPU would choose
+        progress     told of the stored bytes that have been read
         Raises BadModel: the folder can't be served, or the pool would hold no block.
         """
         self._num_threads = num_threads or os.cpu_count() or 1
         torch.set_num_threads(self._num_threads)
         config = load_config(model_dir, MODELS)
         precision = replace(precision or choose_precision(dtype), undivided=deterministic)
-        weights = Weights(model_dir, config)
+        weights = Weights(model_dir, config, progress)
         with torch.inference_mode():
             self._model = MODELS[config.architecture](config, weights, precision)
             self._row_padding = (

@@ -1,6 +1,7 @@
 """A model folder's weights, memory-mapped: safetensors (one file or shards) or a GGUF file with its tensor index.
 
-Nothing is read before a tensor is asked for; workers on one host share the page cache.
+Nothing is read before a tensor is asked for. What has been packed is released again, so that a load needs the memory
+of the packed model and little more; workers on one host share the page cache.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pdserve.engine import dequant
+from pdserve.engine.mapped_file import MappedFile
 from pdserve.engine.model_config import BadModel, ModelConfig, read_json
+from pdserve.engine.row_table import RowTable
+from pdserve.modelstore.progress import Progress, Silent
 
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLE_PIECES = 16
@@ -44,21 +47,34 @@ class StoredTensor:
 
 
 class Weights:
-    """Tensors by their Hugging Face names."""
+    """Tensors by their Hugging Face names. One thread at a time."""
 
-    def __init__(self, folder: Path, config: ModelConfig) -> None:
-        """Raises BadModel: no weights, broken header, a tensor outside its file, unknown type."""
+    def __init__(self, folder: Path, config: ModelConfig, progress: Progress | None = None) -> None:
+        """progress is told of the stored bytes that have been read, when the next tensor is asked for.
+
+        Raises BadModel: no weights, broken header, a tensor outside its file, unknown type.
+        """
         self._config = config
-        self._maps: dict[Path, Tensor] = {}
+        self._files: dict[Path, MappedFile] = {}
         self._tensors = _index(folder)
         for name, stored in self._tensors.items():
             self._check(name, stored)
+        self._progress = progress or Silent()
+        self._progress.begin("weights", self.num_bytes)
+        self._asked: set[str] = set()
+        self._asked_bytes = 0
+        self._unreleased: list[StoredTensor] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
     def names(self) -> list[str]:
         return list(self._tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors, as they are stored."""
+        return sum(stored.nbytes for stored in self._tensors.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a stored tensor, torch order. Raises BadModel if it is missing."""
@@ -69,11 +85,7 @@ class Weights:
 
         Raises BadModel if it is missing or has another shape.
         """
-        stored = self._stored(name)
-        if stored.shape != shape:
-            raise BadModel(
-                "a tensor has another shape than the config says", tensor=name, want=shape, got=stored.shape
-            )
+        stored = self._take(name, shape)
         values = dequant.decode(self._bytes(stored), stored.kind).view(stored.shape)
         if stored.transform is None:
             return values
@@ -81,6 +93,22 @@ class Weights:
             return values.to(torch.float32) - 1.0
         heads = self._config.num_heads if stored.transform == "unpermute_q" else self._config.num_kv_heads
         return values.view(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape)
+
+    def table(self, name: str, shape: tuple[int, int]) -> RowTable:
+        """A matrix to look rows up in, such as an embedding; it stays in the file. Raises as `load` does."""
+        stored = self._take(name, shape)
+        if stored.transform is not None:
+            raise BadModel("this tensor can't be transformed", tensor=name, transform=stored.transform)
+        return RowTable(self._bytes(stored), stored.kind, stored.shape)
+
+    def release(self) -> None:
+        """Give back the memory of the tensors asked for since the last time: they have been packed.
+
+        To be called after each layer. Views of them stay good, and cost reading them again.
+        """
+        for stored in self._unreleased:
+            self._map(stored.file).release(stored.offset, stored.nbytes)
+        self._unreleased.clear()
 
     def fingerprint(self, config: Mapping[str, Any]) -> str:
         """BLAKE2b-128 in hex over names, shapes, types, 64 KiB samples of each tensor, and the config.
@@ -95,6 +123,7 @@ class Weights:
             stored = self._tensors[name]
             digest.update(json.dumps([name, list(stored.shape), stored.kind, stored.transform]).encode())
             digest.update(_sample(self._bytes(stored)))
+            self._map(stored.file).release(stored.offset, stored.nbytes)
         return digest.hexdigest()
 
     def _stored(self, name: str) -> StoredTensor:
@@ -102,20 +131,27 @@ class Weights:
             raise BadModel("the model lacks a tensor", tensor=name)
         return self._tensors[name]
 
-    def _bytes(self, stored: StoredTensor) -> Tensor:
-        return self._map(stored.file)[stored.offset : stored.offset + stored.nbytes]
+    def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        """Look a tensor up and note that it is about to be read."""
+        stored = self._stored(name)
+        if stored.shape != shape:
+            raise BadModel(
+                "a tensor has another shape than the config says", tensor=name, want=shape, got=stored.shape
+            )
+        self._progress.reached(self._asked_bytes)
+        if name not in self._asked:  # a tied head is asked for twice
+            self._asked.add(name)
+            self._asked_bytes += stored.nbytes
+        self._unreleased.append(stored)
+        return stored
 
-    def _map(self, file: Path) -> Tensor:
-        found = self._maps.get(file)
+    def _bytes(self, stored: StoredTensor) -> Tensor:
+        return self._map(stored.file).view(stored.offset, stored.nbytes)
+
+    def _map(self, file: Path) -> MappedFile:
+        found = self._files.get(file)
         if found is None:
-            try:
-                # Copy-on-write, so that torch gets the writable buffer it wants and the file stays as it is.
-                found = torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c"))
-            except FileNotFoundError:
-                raise BadModel("the model folder lacks a file", file=str(file)) from None
-            except ValueError:
-                raise BadModel("a weights file is empty", file=str(file)) from None
-            self._maps[file] = found
+            found = self._files[file] = MappedFile(file)
         return found
 
     def _check(self, name: str, stored: StoredTensor) -> None:
@@ -130,7 +166,7 @@ class Weights:
         want = dequant.stored_bytes(stored.kind, prod(stored.shape))
         if stored.nbytes != want:
             raise BadModel("a tensor's bytes don't fit its shape", **where, want=want, got=stored.nbytes)
-        file_bytes = self._map(stored.file).numel()
+        file_bytes = self._map(stored.file).num_bytes
         if stored.offset < 0 or stored.offset + stored.nbytes > file_bytes:
             end = stored.offset + stored.nbytes
             raise BadModel(
