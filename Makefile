@@ -12,6 +12,7 @@ PROTO_OUT ?= .
 
 DEMO_ARGS ?=
 TEST_ARGS ?=
+BENCH_ARGS ?=
 SEEDS ?= 2000
 FIRST ?= 0
 # Test processes at once; 0 runs all in one.
@@ -53,7 +54,7 @@ simulate: $(VENV)/.installed-dev ## the whole cluster under SEEDS=2000 seeds fro
 	@$(PY) -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
 
 bench-engine: $(VENV)/.installed-dev ## prefill and decode speed beside transformers
-	@$(PY) -m benchmarks.engine
+	@GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m benchmarks.engine $(BENCH_ARGS)
 
 clean: ## build products and caches
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pdserve.service.address import join_address, split_address
@@ -12,6 +12,9 @@ from pdserve.service.config import SETTINGS, Config
 from pdserve.service.settings import ConfigError
 
 _FLAGS = {key.name: key.flag for key in SETTINGS}
+# Weights on huge pages, since each token reads all of them: docs/performance.md has the figure. glibc takes it from the
+# environment only, before the program begins.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -38,6 +41,7 @@ class ProcessSpec:
 
     metrics  host:port of its HTTP server, where its readiness is asked for
     cores    CPU numbers it is kept on; empty = wherever the system likes
+    environ  variables it is given unless the user has set them
     """
 
     role: str
@@ -45,6 +49,7 @@ class ProcessSpec:
     command: tuple[str, ...]
     metrics: str
     cores: tuple[int, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +98,15 @@ def make_plan(
         address = metrics(index)
         values = {**flags, **own, "metrics.listen": address}
         command = _command("worker" if role == "both" else role, config_file, values)
-        return ProcessSpec(role=role, id=name, command=command, metrics=dialled(address), cores=kept_on)
+        has_weights = role != "router" and config.engine.kind == "torch"
+        return ProcessSpec(
+            role=role,
+            id=name,
+            command=command,
+            metrics=dialled(address),
+            cores=kept_on,
+            environ=_HUGE_PAGES if has_weights else {},
+        )
 
     roles = shape.roles()
     shares = divide_cores(cores, len(roles), config.engine.threads)

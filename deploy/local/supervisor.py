@@ -150,7 +150,7 @@ class Supervisor:
     async def _run_once(self, slot: _Slot) -> tuple[int, float | None, str]:
         """One incarnation: exit status, seconds it was ready (None = never), the last line it wrote."""
         name = slot.spec.id
-        child = await Child.start(slot.spec, self._environ)
+        child = await Child.start(slot.spec, {**slot.spec.environ, **self._environ})
         slot.child, slot.ready_since_s = child, None
         try:
             async with asyncio.TaskGroup() as group:

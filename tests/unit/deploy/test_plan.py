@@ -64,6 +64,14 @@ def test_workers_dial_the_router_where_it_listens_and_metrics_addresses_differ()
     assert len({spec.metrics for spec in plan.processes}) == 3
 
 
+def test_workers_that_read_weights_get_huge_pages_for_them() -> None:
+    shape = Shape(num_prefill=1, num_decode=1)
+    plan = plan_of(shape)
+    assert [spec.environ for spec in plan.workers] == [{"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}] * 2
+    assert not plan.router.environ
+    assert not any(spec.environ for spec in plan_of(shape, load(flags={"engine.kind": "fake"})).processes)
+
+
 def test_a_free_port_is_reserved_for_port_zero() -> None:
     plan = plan_of(Shape(num_both=1), load(flags={"router.listen": "127.0.0.1:0"}))
     assert plan.target == "127.0.0.1:40001"
