@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdserve.engine.model_config import ModelConfig, load_config
+from pdserve.engine.config_reader import load_config
+from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models import MODELS
 from pdserve.engine.port import Row, SampleSpec
 from pdserve.engine.torch_runner import TorchRunner

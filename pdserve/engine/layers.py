@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdserve.engine.model_config import RopeConfig
 from pdserve.engine.numerics import LinearKind, Precision
 
 # Packed for some rows, a oneDNN weight serves any number of them equally well; packed for one row it doesn't.
@@ -85,73 +83,34 @@ def make_linear(precision: Precision, weight: Tensor, bias: Tensor | None = None
 class RmsNorm:
     """x / sqrt(mean(x²) + eps) · weight, row by row, the statistics in float32."""
 
-    def __init__(self, weight: Tensor, eps: float, compute: torch.dtype) -> None:
-        self._weight = weight.to(compute)
+    def __init__(self, weight: Tensor, eps: float, compute: torch.dtype, offset: float = 0.0) -> None:
+        """offset: added to the weights; then they multiply before the result is rounded to `compute`, as Gemma does."""
+        self._weight = weight.to(torch.float32) + offset if offset else weight.to(compute)
+        self._is_rounded_last = bool(offset)
         self._eps = torch.tensor(eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        if self._is_rounded_last:
+            return (x * scale).mul_(self._weight).to(x.dtype)
         return (x * scale).to(x.dtype).mul_(self._weight)
 
 
-class Rotary:
-    """Rotary position embedding as one complex multiplication.
+class HeadNorm:
+    """An RMSNorm of each query and key head, in place, in float32."""
 
-    Heads keep the two halves of a rotated pair side by side (`interleave_pairs`), so a head of D numbers is D/2 complex
-    ones and position p turns pair i by p·frequency[i]. Queries and keys are permuted alike, so their products are
-    those of the half-split form that Hugging Face weights are stored in.
-    """
+    def __init__(self, queries: Tensor, keys: Tensor, eps: float) -> None:
+        """queries [heads, D], keys [kv_heads, D]: the weights of each head."""
+        self._weight = torch.cat((queries, keys)).to(torch.float32)
+        self._eps = torch.tensor(eps)
 
-    def __init__(self, config: RopeConfig, head_dim: int) -> None:
-        self._frequencies = rope_frequencies(config, head_dim)
-
-    def turns(self, positions: Tensor) -> Tensor:
-        """What `rotate_` multiplies by: [tokens, 1, D/2] complex64, for positions [tokens] int64."""
-        angles = torch.outer(positions.to(torch.float32), self._frequencies)
-        return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
-
-
-def rotate_(heads: Tensor, turns: Tensor) -> None:
-    """Turn queries and keys in place.
-
-    heads  [tokens, heads · D] float32, pairs side by side; may be a part of wider rows of even length
-    turns  what `Rotary.turns` gave
-    """
-    pairs = heads.view(heads.shape[0], -1, turns.shape[-1], 2)
-    torch.view_as_complex(pairs).mul_(turns)
-
-
-def interleave_pairs(weight: Tensor, num_heads: int) -> Tensor:
-    """Reorder rows of a query or key projection (or its bias) from half-split pairs to pairs side by side.
-
-    weight  [num_heads · D, …]
-    """
-    split = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
-    return split.transpose(1, 2).reshape(weight.shape)
-
-
-def rope_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """Radians a position for each of the D/2 pairs, float32.
-
-    Source: https://huggingface.co/docs/transformers, "Utilities for Rotary Embedding".
-    """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
-    frequencies = 1.0 / (config.base**exponents)
-    if config.kind == "linear":
-        return frequencies / config.factor
-    if config.kind != "llama3":
-        return frequencies
-    wavelengths = 2 * math.pi / frequencies
-    longest = config.original_positions / config.low_freq_factor
-    shortest = config.original_positions / config.high_freq_factor
-    ramp = (config.original_positions / wavelengths - config.low_freq_factor) / (
-        config.high_freq_factor - config.low_freq_factor
-    )
-    slowed = frequencies / config.factor
-    between = (1 - ramp) * slowed + ramp * frequencies
-    kept = torch.where(wavelengths < shortest, frequencies, between)
-    return torch.where(wavelengths > longest, slowed, kept)
+    def apply_(self, heads: Tensor) -> None:
+        """heads  [tokens, (heads + kv_heads) · D] float32; may be a part of wider rows"""
+        rows = heads.view(len(heads), *self._weight.shape)
+        norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._eps, norm, norm, value=1 / rows.shape[-1]).rsqrt_()
+        rows.mul_(scale).mul_(self._weight)
 
 
 def undivided(function: Callable[Params, Result]) -> Callable[Params, Result]:
@@ -178,3 +137,14 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) · up:  [tokens, 2 · F] → [tokens, F]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """gelu(gate) · up with the tanh form of gelu:  [tokens, 2 · F] → [tokens, F]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+def soft_cap_(x: Tensor, cap: float) -> Tensor:
+    """cap · tanh(x / cap), in place."""
+    return x.div_(cap).tanh_().mul_(cap)

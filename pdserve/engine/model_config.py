@@ -1,16 +1,13 @@
-"""What a model's config.json says, as far as the engine needs it."""
+"""The shape of a model, as its config.json says it: what all families share, and what a few of them add."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdserve.errors import Incompatible
-
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3")
 
 
 class BadModel(Incompatible):
@@ -21,9 +18,14 @@ class BadModel(Incompatible):
 class RopeConfig:
     """Rotary position embedding: base frequency and how long contexts stretch it.
 
-    kind  "default"; "linear" (positions divided by factor); "llama3" (low frequencies divided by factor, high ones
-          kept, a ramp between); "dynamic" (changes only behind max_position_embeddings, which is the window here, so
-          inside it it is the default)
+    kind              "default"; "linear" (positions divided by factor); "llama3" (low frequencies divided by factor,
+                      high ones kept, a ramp between); "yarn" (the same with another ramp); "longrope" (each frequency
+                      has its divisor); "dynamic" (changes only behind max_position_embeddings, which is the window
+                      here, so inside it it is the default)
+    beta_fast, beta_slow, is_truncated  yarn: turns within original_positions where the ramp begins and ends; whether
+                      these ends are rounded to whole pairs
+    divisors          longrope: of each frequency
+    attention_factor  yarn, longrope: what turned queries and keys are multiplied by
     Source: https://huggingface.co/docs/transformers, "Utilities for Rotary Embedding".
     """
 
@@ -33,11 +35,29 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_positions: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    is_truncated: bool = True
+    divisors: tuple[float, ...] = ()
+    attention_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer's shape; `max_positions` is its context window in tokens."""
+    """A decoder-only transformer's shape. What has a default is what most families don't have.
+
+    max_positions      context window in tokens
+    windows            of each layer: how many positions a token sees, itself the last; 0: all
+    local_rope         of the layers that have a window, where it isn't that of the others
+    rotary_dim         how much of a head is turned, from its beginning
+    attention_scale    what products of queries and keys are multiplied by
+    attention_softcap, final_softcap  scores or logits x become cap · tanh(x / cap); 0: they stay
+    embedding_scale    what embeddings are multiplied by
+    activation         of the feed-forward's gate: "silu" or "gelu_tanh"
+    has_qk_norm        each head of queries and keys is normalised before it is turned
+    has_post_norms     the outputs of attention and feed-forward are normalised before they are added
+    norm_offset        what is added to the weights of all norms
+    """
 
     architecture: str
     vocab_size: int
@@ -49,11 +69,23 @@ class ModelConfig:
     ffn_size: int
     norm_eps: float
     max_positions: int
+    windows: tuple[int, ...]
     rope: RopeConfig
+    rotary_dim: int
+    attention_scale: float
     tied_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
     eos_token_ids: tuple[int, ...]
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    local_rope: RopeConfig | None = None
+    attention_softcap: float = 0.0
+    final_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    activation: str = "silu"
+    has_qk_norm: bool = False
+    has_post_norms: bool = False
+    norm_offset: float = 0.0
 
     @property
     def group_size(self) -> int:
@@ -72,101 +104,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadModel("a file of the model folder is not a JSON object", file=str(path))
     return value
-
-
-def load_config(folder: Path, supported: Mapping[str, object]) -> ModelConfig:
-    """Read config.json (and the end-of-sequence ids of generation_config.json).
-
-    supported  architecture names that the engine has a model for
-    Raises BadModel: file or key missing, value of a wrong kind, architecture not supported.
-    """
-    raw = read_json(folder / "config.json")
-    architectures = raw.get("architectures") or []
-    known = [name for name in architectures if name in supported]
-    if not known:
-        raise BadModel(
-            "no model of this architecture is built in",
-            architecture=", ".join(map(str, architectures)) or "(none given)",
-            supported=", ".join(supported),
-        )
-    return _Reader(folder, raw).config(known[0])
-
-
-class _Reader:
-    """Typed look-ups in one config.json."""
-
-    def __init__(self, folder: Path, raw: Mapping[str, Any]) -> None:
-        self._folder = folder
-        self._raw = raw
-
-    def config(self, architecture: str) -> ModelConfig:
-        act = self._raw.get("hidden_act", "silu")
-        if act != "silu":
-            raise BadModel("this activation is not supported", key="hidden_act", value=act, supported="silu")
-        num_heads = self._int("num_attention_heads")
-        num_kv_heads = self._int("num_key_value_heads", num_heads)
-        hidden_size = self._int("hidden_size")
-        head_dim = self._int("head_dim", hidden_size // num_heads)
-        if num_heads % num_kv_heads:
-            raise BadModel("heads don't divide into KV heads", num_heads=num_heads, num_kv_heads=num_kv_heads)
-        if head_dim % 4:
-            raise BadModel("head size must be a multiple of 4", head_dim=head_dim)
-        max_positions = self._int("max_position_embeddings")
-        return ModelConfig(
-            architecture=architecture,
-            vocab_size=self._int("vocab_size"),
-            hidden_size=hidden_size,
-            num_layers=self._int("num_hidden_layers"),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            ffn_size=self._int("intermediate_size"),
-            norm_eps=self._float(self._raw, "rms_norm_eps", 1e-6),
-            max_positions=max_positions,
-            rope=self._rope(max_positions),
-            tied_embeddings=bool(self._raw.get("tie_word_embeddings", False)),
-            attention_bias=bool(self._raw.get("attention_bias", False)),
-            mlp_bias=bool(self._raw.get("mlp_bias", False)),
-            eos_token_ids=self._eos(),
-        )
-
-    def _rope(self, max_positions: int) -> RopeConfig:
-        # Newer files hold everything in rope_parameters, older ones rope_theta and rope_scaling.
-        scaling: Mapping[str, Any] = self._raw.get("rope_parameters") or self._raw.get("rope_scaling") or {}
-        kind = str(scaling.get("rope_type", scaling.get("type", "default")))
-        if kind not in ROPE_KINDS:
-            raise BadModel(
-                "this rope scaling is not supported", rope_type=kind, supported=", ".join(ROPE_KINDS)
-            )
-        theta = scaling if "rope_theta" in scaling else self._raw
-        return RopeConfig(
-            base=self._float(theta, "rope_theta", 10_000.0),
-            kind=kind,
-            factor=self._float(scaling, "factor", 1.0),
-            low_freq_factor=self._float(scaling, "low_freq_factor", 1.0),
-            high_freq_factor=self._float(scaling, "high_freq_factor", 4.0),
-            original_positions=int(scaling.get("original_max_position_embeddings") or max_positions),
-        )
-
-    def _eos(self) -> tuple[int, ...]:
-        generation = self._folder / "generation_config.json"
-        value = read_json(generation).get("eos_token_id") if generation.exists() else None
-        if value is None:
-            value = self._raw.get("eos_token_id")
-        if value is None:
-            return ()
-        return tuple(int(token) for token in value) if isinstance(value, list) else (int(value),)
-
-    def _int(self, key: str, default: int | None = None) -> int:
-        value = self._raw.get(key)
-        if value is None:
-            value = default
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise BadModel("config.json needs a positive integer here", key=key, value=value)
-        return value
-
-    def _float(self, source: Mapping[str, Any], key: str, default: float) -> float:
-        value = source.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise BadModel("config.json needs a positive number here", key=key, value=value)
-        return float(value)

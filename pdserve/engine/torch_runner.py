@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention import BatchedAttention, Heads, Span, StepAttention
+from pdserve.engine.config_reader import load_config
 from pdserve.engine.kv_pool import KvPool
 from pdserve.engine.layout import KvLayout
-from pdserve.engine.model_config import BadModel, load_config, read_json
+from pdserve.engine.model_config import BadModel, read_json
 from pdserve.engine.models import MODELS
-from pdserve.engine.models.decoder import StepInputs
+from pdserve.engine.models.decoder import Decoder, StepInputs
 from pdserve.engine.numerics import Precision, choose_precision, describe, safe_row_padding
 from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec
 from pdserve.engine.sampler import sample
@@ -64,12 +65,19 @@ class TorchRunner:
         precision = replace(precision or choose_precision(dtype), undivided=deterministic)
         weights = Weights(model_dir, config, progress)
         with torch.inference_mode():
-            self._model = MODELS[config.architecture](config, weights, precision)
+            self._model = Decoder(config, MODELS[config.architecture], weights, precision)
             self._row_padding = (
                 safe_row_padding(self._model.row_functions(), precision.compute) if deterministic else 1
             )
         self._precision = precision
-        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        self._heads = Heads(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
+            windows=config.windows,
+        )
         layout = KvLayout(
             num_blocks=0,
             kv_heads=config.num_kv_heads,

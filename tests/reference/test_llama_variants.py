@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdserve.engine.layers import rope_frequencies
-from pdserve.engine.model_config import RopeConfig, load_config
+from pdserve.engine.config_reader import load_config
+from pdserve.engine.model_config import RopeConfig
 from pdserve.engine.models import MODELS
+from pdserve.engine.rotary import rope_frequencies
 from tests.unit.engine_torch.driving import Stream, advance_with_logits, make_runner
 from tests.unit.engine_torch.random_model import SMALL, write_random_model
 

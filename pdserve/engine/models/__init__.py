@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from pdserve.engine.models.decoder import ModelClass
-from pdserve.engine.models.llama import LlamaModel
+from pdserve.engine.models.family import Family
+from pdserve.engine.models.gemma3 import GEMMA3
+from pdserve.engine.models.llama import LLAMA
+from pdserve.engine.models.mistral import MISTRAL
+from pdserve.engine.models.phi3 import PHI3
+from pdserve.engine.models.qwen2 import QWEN2
+from pdserve.engine.models.qwen3 import QWEN3
 
-MODELS: dict[str, ModelClass] = {"LlamaForCausalLM": LlamaModel}
+MODELS: dict[str, Family] = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": MISTRAL,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+    "Gemma3ForCausalLM": GEMMA3,
+    "Phi3ForCausalLM": PHI3,
+}

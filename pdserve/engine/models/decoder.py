@@ -1,15 +1,21 @@
-"""What the runner needs of a model, whatever its family."""
+"""The decoder that all families are: embeddings, layers of attention and feed-forward on a residual stream, a head."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from pdserve.engine.attention import StepAttention
+from pdserve.engine.layers import RmsNorm, make_linear, soft_cap_, undivided
 from pdserve.engine.model_config import ModelConfig
+from pdserve.engine.models.family import Family
+from pdserve.engine.models.self_attention import SelfAttention
+from pdserve.engine.models.tensors import LayerTensors
 from pdserve.engine.numerics import Precision, RowFunction
+from pdserve.engine.rotary import Rotary
 from pdserve.engine.weights import Weights
 
 
@@ -28,26 +34,94 @@ class StepInputs:
     attention: StepAttention
 
 
-class Model(Protocol):
-    """A decoder-only transformer with its weights packed."""
+class Decoder:
+    """A decoder-only transformer with its weights packed; tensor names are those of transformers' checkpoints."""
+
+    def __init__(self, config: ModelConfig, family: Family, weights: Weights, precision: Precision) -> None:
+        """Raises BadModel if a tensor is missing or has another shape."""
+        stored = torch.float32 if precision.name == "float32" else torch.bfloat16
+        table_shape = (config.vocab_size, config.hidden_size)
+        table = weights.load("model.embed_tokens.weight", table_shape)
+        head = table if config.tied_embeddings else weights.load("lm_head.weight", table_shape)
+        self._embeddings = table.to(stored)
+        self._embedding_scale = float(torch.tensor(config.embedding_scale).to(stored))
+        self._compute = precision.compute
+        self._layers = [
+            _Layer(config, family, LayerTensors(weights, index), precision)
+            for index in range(config.num_layers)
+        ]
+        self._norm = _norm(config, weights.load("model.norm.weight", (config.hidden_size,)), precision)
+        self._head = make_linear(precision, head)
+        ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
+        self._rotaries = [Rotary(rope, config.head_dim, config.rotary_dim) for rope in ropes]
+        self._width = config.hidden_size
+        self._vocab_size = config.vocab_size
+        self._soft_cap_ = None
+        if config.final_softcap:
+            capped = functools.partial(soft_cap_, cap=config.final_softcap)
+            self._soft_cap_ = undivided(capped) if precision.undivided else capped
 
     def forward(self, step: StepInputs) -> Tensor:
         """What `logits` takes, of the wanted rows: [rows, hidden], the last layer's output."""
-        ...
+        x = self._embeddings.index_select(0, step.token_ids).to(self._compute)
+        if self._embedding_scale != 1.0:
+            x.mul_(self._embedding_scale)
+        turns = [rotary.turns(step.positions) for rotary in self._rotaries]
+        for layer in self._layers:
+            layer.apply_(x, turns, step.attention)
+        return x.index_select(0, step.logit_rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Last norm and output head, [rows, vocabulary] float32.
 
         Apart from `forward`, since the logits of a whole chunk at once would be larger than its KV.
         """
-        ...
+        if not len(hidden):
+            return torch.empty(0, self._vocab_size)
+        logits = self._head(self._norm(hidden)).to(torch.float32)
+        return logits if self._soft_cap_ is None else self._soft_cap_(logits)
 
     def row_functions(self) -> dict[str, tuple[RowFunction, int]]:
         """All that is done row by row, with its input width, one of each shape: what a probe must try."""
-        ...
+        head = {"head": (self._head, self._width), "norm": (self._norm, self._width)}
+        if self._soft_cap_ is not None:
+            soft_cap_ = self._soft_cap_
+            head["soft cap"] = (lambda x: soft_cap_(x.to(torch.float32, copy=True)), self._vocab_size)
+        return {**self._layers[0].row_functions(self._rotaries[0]), **head}
 
 
-class ModelClass(Protocol):
-    """How to load a model. Raises BadModel if a tensor is missing or has another shape."""
+class _Layer:
+    """Attention and feed-forward, each behind a norm, and where the config says so with one behind it, too."""
 
-    def __call__(self, config: ModelConfig, weights: Weights, precision: Precision) -> Model: ...
+    def __init__(
+        self, config: ModelConfig, family: Family, tensors: LayerTensors, precision: Precision
+    ) -> None:
+        def norm(name: str) -> RmsNorm:
+            return _norm(config, tensors.norm(name, config.hidden_size), precision)
+
+        self._attention = SelfAttention(config, family.load_qkv(config, tensors), tensors, precision)
+        self._feed_forward = family.make_feed_forward(config, tensors, precision)
+        self._rope = 1 if config.local_rope is not None and config.windows[tensors.index] else 0
+        self._before_attention = norm("input_layernorm")
+        self._after_attention: RmsNorm | None = None
+        self._after_feed_forward: RmsNorm | None = None
+        if config.has_post_norms:
+            self._after_attention = norm("post_attention_layernorm")
+            self._before_feed_forward = norm("pre_feedforward_layernorm")
+            self._after_feed_forward = norm("post_feedforward_layernorm")
+        else:
+            self._before_feed_forward = norm("post_attention_layernorm")
+
+    def apply_(self, x: Tensor, turns: list[Tensor], attention: StepAttention) -> None:
+        """Add this layer's attention and feed-forward to the residual stream x, [tokens, hidden]."""
+        attended = self._attention(self._before_attention(x), turns[self._rope], attention)
+        x.add_(attended if self._after_attention is None else self._after_attention(attended))
+        fed = self._feed_forward(self._before_feed_forward(x))
+        x.add_(fed if self._after_feed_forward is None else self._after_feed_forward(fed))
+
+    def row_functions(self, rotary: Rotary) -> dict[str, tuple[RowFunction, int]]:
+        return {**self._attention.row_functions(rotary), **self._feed_forward.row_functions()}
+
+
+def _norm(config: ModelConfig, weight: Tensor, precision: Precision) -> RmsNorm:
+    return RmsNorm(weight, config.norm_eps, precision.compute, config.norm_offset)

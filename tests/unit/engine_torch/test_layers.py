@@ -8,18 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pdserve.engine.layers import (
-    RmsNorm,
-    Rotary,
-    interleave_pairs,
-    make_linear,
-    rope_frequencies,
-    rotate_,
-    swiglu,
-    undivided,
-)
+from pdserve.engine.layers import RmsNorm, make_linear, swiglu, undivided
 from pdserve.engine.model_config import RopeConfig
 from pdserve.engine.numerics import LinearKind, Precision, choose_precision
+from pdserve.engine.rotary import Rotary, interleave_pairs, rope_frequencies, rotate_
 
 FLOAT32 = [
     Precision("float32", torch.float32, torch.float32, kind) for kind in (LinearKind.PLAIN, LinearKind.ONEDNN)
@@ -88,7 +80,7 @@ def test_swiglu() -> None:
 def test_undivided_rows_are_independent(num_threads: int, dtype: torch.dtype) -> None:
     """With 5 threads and more the plain functions fail this where a thread's share ends in the middle of a row."""
     gate_up, heads = normal(600, 3072).to(dtype), normal(600, 15 * 64)
-    turns = Rotary(RopeConfig(base=10_000.0), 64).turns(torch.arange(600))
+    turns = Rotary(RopeConfig(base=10_000.0), 64, 64).turns(torch.arange(600))
 
     def rotated(num_rows: int) -> torch.Tensor:
         turned = heads[:num_rows].clone()
@@ -112,8 +104,8 @@ def test_rotation_equals_the_half_split_form() -> None:
     heads, size, tokens, hidden = 3, 16, 6, 24
     weight, x = normal(heads * size, hidden), normal(tokens, hidden, seed=2)
     positions = torch.tensor([0, 1, 2, 50, 1000, 5000])
-    rotary = Rotary(RopeConfig(base=10_000.0), size)
-    wide = torch.cat((x @ interleave_pairs(weight, heads).t(), torch.ones(tokens, 6)), dim=1)
+    rotary = Rotary(RopeConfig(base=10_000.0), size, size)
+    wide = torch.cat((x @ interleave_pairs(weight, heads, size).t(), torch.ones(tokens, 6)), dim=1)
     rotate_(wide[:, : heads * size], rotary.turns(positions))
     ours = wide[:, :-6].view(tokens, heads, size)
 
@@ -134,7 +126,7 @@ def test_rotation_equals_the_half_split_form() -> None:
 
 def test_interleaving_a_bias() -> None:
     bias = torch.arange(8.0)
-    assert interleave_pairs(bias, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert interleave_pairs(bias, 2, 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
 def test_llama3_frequencies_keep_the_fast_and_slow_the_slow() -> None:

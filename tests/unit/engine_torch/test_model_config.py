@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.engine.model_config import BadModel, ModelConfig, RopeConfig, load_config
+from pdserve.engine.config_reader import load_config
+from pdserve.engine.model_config import BadModel, ModelConfig, RopeConfig
 from pdserve.engine.models import MODELS
 from pdserve.errors import Code
 from tests.unit.engine_torch.random_model import SMALL
@@ -80,7 +81,8 @@ def test_an_unknown_architecture_lists_what_is_supported(tmp_path: Path) -> None
     with pytest.raises(BadModel) as caught:
         load(tmp_path, architectures=["MambaForCausalLM"])
     assert caught.value.code is Code.FAILED_PRECONDITION
-    assert str(caught.value).endswith("(architecture=MambaForCausalLM, supported=LlamaForCausalLM)")
+    assert str(caught.value).endswith(f"(architecture=MambaForCausalLM, supported={', '.join(MODELS)})")
+    assert "Qwen2ForCausalLM" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,10 @@ def test_an_unknown_architecture_lists_what_is_supported(tmp_path: Path) -> None
         ({"num_key_value_heads": 4}, "num_heads=6, num_kv_heads=4"),
         ({"head_dim": 6}, "head_dim=6"),
         ({"hidden_act": "gelu"}, "hidden_act, value=gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope_type=yarn, supported=default"),
+        (
+            {"rope_scaling": {"rope_type": "axial", "factor": 2}},
+            "key=rope_scaling.rope_type, value=axial, supported=default",
+        ),
     ],
 )
 def test_one_line_names_the_key(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pdserve.engine.model_config import BadModel, load_config, read_json
+from pdserve.engine.config_reader import load_config
+from pdserve.engine.model_config import BadModel, read_json
 from pdserve.engine.models import MODELS
 from pdserve.engine.weights import Weights
 from tests.unit.engine_torch.random_model import SMALL, llama_tensors, write_random_model

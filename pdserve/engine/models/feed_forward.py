@@ -1,0 +1,62 @@
+"""What stands behind attention in a layer: the gated feed-forward of dense models, and what any other must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from pdserve.engine.layers import geglu, make_linear, swiglu, undivided
+from pdserve.engine.model_config import ModelConfig
+from pdserve.engine.models.tensors import LayerTensors, Projection, stacked
+from pdserve.engine.numerics import Precision, RowFunction
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": swiglu, "gelu_tanh": geglu}
+
+
+class FeedForward(Protocol):
+    """[tokens, hidden] → [tokens, hidden], each token from itself alone; both in the dtype of the activations."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def row_functions(self) -> dict[str, tuple[RowFunction, int]]:
+        """As `Decoder.row_functions`."""
+        ...
+
+
+class MakeFeedForward(Protocol):
+    """Loads and packs the feed-forward of one layer. Raises BadModel if a tensor is missing or has another shape."""
+
+    def __call__(self, config: ModelConfig, tensors: LayerTensors, precision: Precision) -> FeedForward: ...
+
+
+def gated_feed_forward(config: ModelConfig, tensors: LayerTensors, precision: Precision) -> FeedForward:
+    """gate_proj, up_proj and down_proj."""
+    hidden, ffn = config.hidden_size, config.ffn_size
+    gate = tensors.projection("mlp.gate_proj", ffn, hidden, config.mlp_bias)
+    up = tensors.projection("mlp.up_proj", ffn, hidden, config.mlp_bias)
+    down = tensors.projection("mlp.down_proj", hidden, ffn, config.mlp_bias)
+    return GatedFeedForward(stacked(gate, up), down, config.activation, precision)
+
+
+class GatedFeedForward:
+    """down(activation(gate) · up); gate and up are one matrix."""
+
+    def __init__(self, gate_up: Projection, down: Projection, activation: str, precision: Precision) -> None:
+        """gate_up [2 · ffn, hidden], gate first."""
+        self._hidden, self._ffn = down.weight.shape
+        self._gate_up = make_linear(precision, *gate_up)
+        self._down = make_linear(precision, *down)
+        activate = _ACTIVATIONS[activation]
+        self._activate = undivided(activate) if precision.undivided else activate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._activate(self._gate_up(x)))
+
+    def row_functions(self) -> dict[str, tuple[RowFunction, int]]:
+        return {
+            "gate_up": (self._gate_up, self._hidden),
+            "activation": (self._activate, 2 * self._ffn),
+            "down": (self._down, self._ffn),
+        }

@@ -1,0 +1,43 @@
+"""A layer's tensors by their short names, and projections put together from them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.weights import Weights
+
+
+class Projection(NamedTuple):
+    """weight [out, in] and bias [out] as they are stored."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class LayerTensors:
+    """What one layer loads. All raise BadModel if a tensor is missing or has another shape."""
+
+    def __init__(self, weights: Weights, index: int) -> None:
+        self.index = index
+        self._weights = weights
+        self._prefix = f"model.layers.{index}."
+
+    def matrix(self, name: str, rows: int, columns: int) -> Tensor:
+        return self._weights.load(f"{self._prefix}{name}.weight", (rows, columns))
+
+    def projection(self, name: str, rows: int, columns: int, has_bias: bool = False) -> Projection:
+        bias = self._weights.load(f"{self._prefix}{name}.bias", (rows,)) if has_bias else None
+        return Projection(self.matrix(name, rows, columns), bias)
+
+    def norm(self, name: str, size: int) -> Tensor:
+        return self._weights.load(f"{self._prefix}{name}.weight", (size,))
+
+
+def stacked(*projections: Projection) -> Projection:
+    """Several projections of one input as one: fewer, larger kernels."""
+    biases = [projection.bias for projection in projections if projection.bias is not None]
+    weight = torch.cat([projection.weight for projection in projections])
+    return Projection(weight, torch.cat(biases) if biases else None)

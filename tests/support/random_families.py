@@ -1,0 +1,118 @@
+"""Small random models of every family, made and saved by transformers, as one of each variant that matters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB_SIZE = 320
+WINDOW = 24
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 128,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0 + 0.05 * index for index in range(6)],
+    "long_factor": [1.0 + 2.5 * index for index in range(6)],
+    "partial_rotary_factor": 0.75,
+}
+GEMMA3: dict[str, Any] = {"num_hidden_layers": 6, "query_pre_attn_scalar": 20, "sliding_window": WINDOW}
+GEMMA3_PATTERN = ["sliding_attention"] * 2 + ["full_attention"]
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+# name: (class in transformers, what its config adds to BASE)
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "llama yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama yarn, all keys": (
+        "Llama",
+        {
+            "rope_parameters": YARN
+            | {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False, "mscale": 0.8, "mscale_all_dim": 0.5}
+        },
+    ),
+    "llama yarn, attention factor": ("Llama", {"rope_parameters": YARN | {"attention_factor": 1.7}}),
+    "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "mistral without a window": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "mistral yarn": ("Mistral", {"sliding_window": None, "rope_parameters": YARN}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 tied": ("Qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "qwen2 upper windows": (
+        "Qwen2",
+        {
+            "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": WINDOW,
+            "max_window_layers": 1, "layer_types": None,
+        },
+    ),
+    "qwen2 layer types": (
+        "Qwen2",
+        {
+            "use_sliding_window": True, "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "qwen2 yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3 with biases": ("Qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "qwen3 upper windows": (
+        "Qwen3", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "gemma3": ("Gemma3", GEMMA3),
+    "gemma3 untied": ("Gemma3", GEMMA3 | {"tie_word_embeddings": False, "attention_bias": True}),
+    "gemma3 pattern": (
+        "Gemma3",
+        GEMMA3 | {"num_hidden_layers": 3, "layer_types": GEMMA3_PATTERN, "rope_parameters": GEMMA3_ROPES},
+    ),
+    "gemma3 capped": ("Gemma3", GEMMA3 | {"final_logit_softcapping": 3.0}),
+    "phi3": ("Phi3", {"num_key_value_heads": 6}),
+    "phi3 window": ("Phi3", {"sliding_window": WINDOW}),
+    "phi3 partial": ("Phi3", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    "phi4 mini": (
+        "Phi3",
+        {
+            "rope_parameters": LONGROPE, "original_max_position_embeddings": 512,
+            "tie_word_embeddings": True,
+        },
+    ),
+}  # fmt: skip
+
+
+def save_random(name: str, folder: Path, **changes: Any) -> Path:
+    """A model of FAMILIES with random weights, norms and biases too, as transformers saves it."""
+    import transformers
+
+    family, own = FAMILIES[name]
+    config_class = getattr(transformers, "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config")
+    torch.manual_seed(3)
+    model = getattr(transformers, f"{family}ForCausalLM")(config_class(**{**BASE, **own, **changes}))
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                is_norm = "norm" in parameter_name and family != "Gemma3"
+                parameter.normal_(mean=1.0 if is_norm else 0.0, std=0.3)
+            else:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    return folder
