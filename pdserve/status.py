@@ -1,14 +1,14 @@
-"""What a router says about its model and its cluster: the answers of GetModel and GetStatus, as a client sees them."""
+"""What a router says about its model and its cluster: the answers of GetModel and GetStatus, in and out of protobuf."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from pdserve.messages import BlockCounts
 from pdserve.rpc.v1 import inference_pb2 as pb
-from pdserve.rpc.values import counts_from
+from pdserve.rpc.values import counts_from, counts_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +26,19 @@ class ModelInfo:
     @classmethod
     def from_proto(cls, msg: pb.GetModelResponse) -> Self:
         """Out of the router's answer."""
-        return cls(
-            model=msg.model,
-            window_tokens=msg.window_tokens,
-            vocab_size=msg.vocab_size,
-            eos_token_ids=tuple(msg.eos_token_ids),
-            has_chat_template=msg.has_chat_template,
-            weights_fingerprint=msg.weights_fingerprint,
-            tokenizer_fingerprint=msg.tokenizer_fingerprint,
-        )
+        return cls(**{**_plain(cls, msg), "eos_token_ids": tuple(msg.eos_token_ids)})
+
+    def to_proto(self) -> pb.GetModelResponse:
+        """The router's side."""
+        return pb.GetModelResponse(**_plain(type(self), self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """One worker as a router knows it; state is "up" or "draining"."""
+    """One worker as a router knows it; blocks and figures are of its newest load report.
+
+    state  "up", "hung" (it lives, but its engine doesn't step) or "draining"
+    """
 
     id: str
     role: str
@@ -56,6 +55,15 @@ class WorkerStatus:
     numerics: str
     num_steps: int
 
+    @classmethod
+    def from_proto(cls, msg: pb.WorkerStatus) -> Self:
+        """Out of the router's answer."""
+        return cls(**{**_plain(cls, msg), "blocks": counts_from(msg.blocks)})
+
+    def to_proto(self) -> pb.WorkerStatus:
+        """The router's side."""
+        return pb.WorkerStatus(**{**_plain(type(self), self), "blocks": counts_to(self.blocks)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairStatus:
@@ -67,6 +75,15 @@ class PairStatus:
     transport: str = ""
     reason: str = ""
 
+    @classmethod
+    def from_proto(cls, msg: pb.PairStatus) -> Self:
+        """Out of the router's answer."""
+        return cls(**_plain(cls, msg))
+
+    def to_proto(self) -> pb.PairStatus:
+        """The router's side."""
+        return pb.PairStatus(**_plain(type(self), self))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
@@ -76,6 +93,15 @@ class QueueStatus:
     num_waiting_tokens: int
     num_running: int
     limit: int
+
+    @classmethod
+    def from_proto(cls, msg: pb.QueueStatus) -> Self:
+        """Out of the router's answer."""
+        return cls(**_plain(cls, msg))
+
+    def to_proto(self) -> pb.QueueStatus:
+        """The router's side."""
+        return pb.QueueStatus(**_plain(type(self), self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,31 +188,24 @@ class ClusterStatus:
         return cls(
             router_id=msg.router_id,
             draining=msg.draining,
-            workers=tuple(_worker_from(each) for each in msg.workers),
-            pairs=tuple(
-                PairStatus(
-                    prefill_worker=each.prefill_worker,
-                    decode_worker=each.decode_worker,
-                    up=each.up,
-                    transport=each.transport,
-                    reason=each.reason,
-                )
-                for each in msg.pairs
-            ),
-            queue=QueueStatus(
-                num_waiting=msg.queue.num_waiting,
-                num_waiting_tokens=msg.queue.num_waiting_tokens,
-                num_running=msg.queue.num_running,
-                limit=msg.queue.limit,
-            ),
+            workers=tuple(WorkerStatus.from_proto(each) for each in msg.workers),
+            pairs=tuple(PairStatus.from_proto(each) for each in msg.pairs),
+            queue=QueueStatus.from_proto(msg.queue),
             placements=tuple(PlacementStatus.from_proto(each) for each in msg.placements),
         )
 
+    def to_proto(self) -> pb.GetStatusResponse:
+        """The router's side."""
+        return pb.GetStatusResponse(
+            router_id=self.router_id,
+            draining=self.draining,
+            workers=[each.to_proto() for each in self.workers],
+            pairs=[each.to_proto() for each in self.pairs],
+            queue=self.queue.to_proto(),
+            placements=[each.to_proto() for each in self.placements],
+        )
 
-_WORKER_PLAIN = tuple(each.name for each in dataclasses.fields(WorkerStatus) if each.name != "blocks")
 
-
-def _worker_from(msg: pb.WorkerStatus) -> WorkerStatus:
-    return WorkerStatus(
-        blocks=counts_from(msg.blocks), **{name: getattr(msg, name) for name in _WORKER_PLAIN}
-    )
+def _plain(kind: type, source: object) -> dict[str, Any]:
+    """The fields of a dataclass by name, as `source` has them: its messages name them alike."""
+    return {field.name: getattr(source, field.name) for field in dataclasses.fields(kind)}

@@ -28,7 +28,7 @@ from pdserve.request import Chat, GenerateRequest
 from pdserve.service.cache_events import CacheEvents
 from pdserve.service.config import Config
 from pdserve.session import Session
-from pdserve.status import PlacementStatus
+from pdserve.status import ClusterStatus, ModelInfo, PlacementStatus
 from pdserve.tokenizer import Tokenizer
 from router.admission import Admission
 from router.choice_run import Parts
@@ -41,7 +41,7 @@ from router.member import Member
 from router.metrics import RouterMetrics
 from router.operators import Operators
 from router.placement import Placer
-from router.status import ModelFacts, RouterStatus, read_placements, read_status
+from router.status import read_placements, read_status
 from router.text import ModelText, Work
 
 log = structlog.get_logger()
@@ -270,11 +270,11 @@ class RouterApp:
     async def _tokenizer(self) -> Tokenizer:
         return await self.text.get(self._config.timeouts.worker_wait_s)
 
-    async def model(self) -> ModelFacts:
+    async def model(self) -> ModelInfo:
         """The model that is served. Raises NoWorker if none has been told of."""
         tokenizer = await self._tokenizer()
         identity = await self.fleet.get_identity(self._config.timeouts.worker_wait_s)
-        return ModelFacts(
+        return ModelInfo(
             model=identity.model,
             window_tokens=self.fleet.window_tokens,
             vocab_size=identity.vocab_size,
@@ -289,7 +289,7 @@ class RouterApp:
         """All requests in hand; for tests and simulations."""
         return tuple(self._conductors.values())
 
-    def status(self, *, explain: bool = False) -> RouterStatus:
+    def status(self, *, explain: bool = False) -> ClusterStatus:
         """Workers, pairs and the queue as they are now. explain: also why requests went where they went, or wait."""
         placements: tuple[PlacementStatus, ...] = ()
         if explain:

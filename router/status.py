@@ -1,141 +1,22 @@
-"""What GetStatus and GetModel tell: read from the fleet and the queue, turned into protobuf at the door."""
+"""What GetStatus tells: read from the fleet, the queue and the explanations."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pdserve.messages import BlockCounts
-from pdserve.rpc.v1 import inference_pb2 as pb
-from pdserve.rpc.values import counts_to
-from pdserve.status import CandidateStatus, PlacementStatus
+from pdserve.status import (
+    CandidateStatus,
+    ClusterStatus,
+    PairStatus,
+    PlacementStatus,
+    QueueStatus,
+    WorkerStatus,
+)
 from router.admission import Admission
 from router.explain import NUM_KEPT, Explanations, Verdict
 from router.fleet import Fleet
 from router.member import Member
 
 _NO_BLOCKS = BlockCounts(0, 0, 0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """The model that is served."""
-
-    model: str
-    window_tokens: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    has_chat_template: bool
-    weights_fingerprint: str
-    tokenizer_fingerprint: str
-
-    def to_proto(self) -> pb.GetModelResponse:
-        return pb.GetModelResponse(
-            model=self.model,
-            window_tokens=self.window_tokens,
-            vocab_size=self.vocab_size,
-            eos_token_ids=self.eos_token_ids,
-            has_chat_template=self.has_chat_template,
-            weights_fingerprint=self.weights_fingerprint,
-            tokenizer_fingerprint=self.tokenizer_fingerprint,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
-    """One worker; blocks and figures are of its newest load report."""
-
-    id: str
-    role: str
-    epoch: str
-    role_generation: int
-    state: str
-    blocks: BlockCounts
-    num_running: int
-    num_waiting: int
-    num_queued_tokens: int
-    num_cache_hit_tokens: int
-    num_cache_query_tokens: int
-    metrics_address: str
-    numerics: str
-    num_steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairStatus:
-    """One ordered pair."""
-
-    prefill_worker: str
-    decode_worker: str
-    up: bool
-    transport: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStatus:
-    """The router's queue."""
-
-    num_waiting: int
-    num_waiting_tokens: int
-    num_running: int
-    limit: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterStatus:
-    """Everything of one router."""
-
-    router_id: str
-    draining: bool
-    workers: tuple[WorkerStatus, ...]
-    pairs: tuple[PairStatus, ...]
-    queue: QueueStatus
-    placements: tuple[PlacementStatus, ...] = ()
-
-    def to_proto(self) -> pb.GetStatusResponse:
-        workers = [
-            pb.WorkerStatus(
-                id=each.id,
-                role=each.role,
-                epoch=each.epoch,
-                role_generation=each.role_generation,
-                state=each.state,
-                blocks=counts_to(each.blocks),
-                num_running=each.num_running,
-                num_waiting=each.num_waiting,
-                num_queued_tokens=each.num_queued_tokens,
-                num_cache_hit_tokens=each.num_cache_hit_tokens,
-                num_cache_query_tokens=each.num_cache_query_tokens,
-                metrics_address=each.metrics_address,
-                numerics=each.numerics,
-                num_steps=each.num_steps,
-            )
-            for each in self.workers
-        ]
-        pairs = [
-            pb.PairStatus(
-                prefill_worker=each.prefill_worker,
-                decode_worker=each.decode_worker,
-                up=each.up,
-                transport=each.transport,
-                reason=each.reason,
-            )
-            for each in self.pairs
-        ]
-        queue = pb.QueueStatus(
-            num_waiting=self.queue.num_waiting,
-            num_waiting_tokens=self.queue.num_waiting_tokens,
-            num_running=self.queue.num_running,
-            limit=self.queue.limit,
-        )
-        return pb.GetStatusResponse(
-            workers=workers,
-            pairs=pairs,
-            queue=queue,
-            router_id=self.router_id,
-            draining=self.draining,
-            placements=[each.to_proto() for each in self.placements],
-        )
 
 
 def read_status(
@@ -145,7 +26,7 @@ def read_status(
     limit: int,
     num_requests: int,
     placements: tuple[PlacementStatus, ...] = (),
-) -> RouterStatus:
+) -> ClusterStatus:
     """As it is now. num_requests: accepted and not ended."""
     pairs = tuple(
         PairStatus(
@@ -158,7 +39,7 @@ def read_status(
         for member in fleet.members
         for record in member.pairs.values()
     )
-    return RouterStatus(
+    return ClusterStatus(
         router_id=router_id,
         draining=admission.draining,
         workers=tuple(_worker(member) for member in fleet.members),
