@@ -86,8 +86,11 @@ class ConfigReader(Section):
             raise BadModel("head size must be a multiple of 4", head_dim=head_dim)
         return head_dim
 
-    def rope(self) -> RopeConfig:
-        """The one rotary embedding of whole heads. Raises BadModel if parts of heads are turned, or layers differ."""
+    def rope(self, base: float = DEFAULT_ROPE_BASE) -> RopeConfig:
+        """The one rotary embedding of whole heads; base: the family's default.
+
+        Raises BadModel if parts of heads are turned, or layers differ.
+        """
         section = rope_section(self)
         for part in (self, section):
             if part.number("partial_rotary_factor", 1.0) != 1.0:
@@ -95,7 +98,7 @@ class ConfigReader(Section):
         for key, value in section.raw.items():
             if isinstance(value, Mapping):
                 raise section.bad("models of this class have one rotary embedding", key)
-        return read_rope(self, section, self.number("rope_theta", DEFAULT_ROPE_BASE), self.head_dim)
+        return read_rope(self, section, self.number("rope_theta", base), self.head_dim)
 
     def silu(self) -> str:
         """The activation of a family that knows no other."""

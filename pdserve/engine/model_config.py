@@ -43,6 +43,23 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Mixture of experts.
+
+    num_chosen     experts that each token goes through
+    ffn_size       of one expert
+    is_normalised  the chosen ones' weights add up to 1
+    layers         of each layer: whether it has experts, or one feed-forward as dense models do
+    """
+
+    num_experts: int
+    num_chosen: int
+    ffn_size: int
+    is_normalised: bool
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A decoder-only transformer's shape. What has a default is what most families don't have.
 
@@ -57,6 +74,7 @@ class ModelConfig:
     has_qk_norm        each head of queries and keys is normalised before it is turned
     has_post_norms     the outputs of attention and feed-forward are normalised before they are added
     norm_offset        what is added to the weights of all norms
+    experts            None: all layers are dense
     """
 
     architecture: str
@@ -86,6 +104,7 @@ class ModelConfig:
     has_qk_norm: bool = False
     has_post_norms: bool = False
     norm_offset: float = 0.0
+    experts: ExpertsConfig | None = None
 
     @property
     def group_size(self) -> int:

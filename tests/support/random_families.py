@@ -41,6 +41,10 @@ GEMMA3_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+MIXTRAL: dict[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 2}
+QWEN3_MOE: dict[str, Any] = {
+    "head_dim": 32, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32,
+}  # fmt: skip
 
 # name: (class in transformers, what its config adds to BASE)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -78,6 +82,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 with biases": ("Qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
     "qwen3 upper windows": (
         "Qwen3", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "mixtral": ("Mixtral", MIXTRAL),
+    "mixtral window, one expert": (
+        "Mixtral", MIXTRAL | {"sliding_window": WINDOW, "num_experts_per_tok": 1},
+    ),
+    "qwen3 moe": ("Qwen3Moe", QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3 moe, weights as they are": ("Qwen3Moe", QWEN3_MOE | {"attention_bias": True}),
+    "qwen3 moe, some layers dense": (
+        "Qwen3Moe",
+        QWEN3_MOE | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
+    ),
+    "qwen3 moe window": (
+        "Qwen3Moe", QWEN3_MOE | {"use_sliding_window": True, "sliding_window": WINDOW},
     ),
     "gemma3": ("Gemma3", GEMMA3),
     "gemma3 untied": ("Gemma3", GEMMA3 | {"tie_word_embeddings": False, "attention_bias": True}),

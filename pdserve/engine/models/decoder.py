@@ -12,7 +12,8 @@ from pdserve.engine.attention import StepAttention
 from pdserve.engine.layers import RmsNorm, make_linear, soft_cap_, undivided
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.family import Family
-from pdserve.engine.models.self_attention import SelfAttention
+from pdserve.engine.models.feed_forward import MakeFeedForward
+from pdserve.engine.models.self_attention import LoadQkv, SelfAttention
 from pdserve.engine.models.tensors import LayerTensors
 from pdserve.engine.numerics import Precision, RowFunction
 from pdserve.engine.rotary import Rotary
@@ -39,19 +40,21 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, family: Family, weights: Weights, precision: Precision) -> None:
         """Raises BadModel if a tensor is missing or has another shape."""
-        stored = torch.float32 if precision.name == "float32" else torch.bfloat16
-        table_shape = (config.vocab_size, config.hidden_size)
-        table = weights.load("model.embed_tokens.weight", table_shape)
-        head = table if config.tied_embeddings else weights.load("lm_head.weight", table_shape)
-        self._embeddings = table.to(stored)
-        self._embedding_scale = float(torch.tensor(config.embedding_scale).to(stored))
+        self._stored = torch.float32 if precision.name == "float32" else torch.bfloat16
+        table, table_shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
+        self._embeddings = weights.table(table, table_shape)
+        self._embedding_scale = float(torch.tensor(config.embedding_scale).to(self._stored))
         self._compute = precision.compute
-        self._layers = [
-            _Layer(config, family, LayerTensors(weights, index), precision)
-            for index in range(config.num_layers)
-        ]
+        make_feed_forward = family.feed_forwards()
+        self._layers: list[_Layer] = []
+        for index in range(config.num_layers):
+            tensors = LayerTensors(weights, index)
+            self._layers.append(_Layer(config, family.load_qkv, make_feed_forward, tensors, precision))
+            weights.release()
         self._norm = _norm(config, weights.load("model.norm.weight", (config.hidden_size,)), precision)
-        self._head = make_linear(precision, head)
+        head = table if config.tied_embeddings else "lm_head.weight"
+        self._head = make_linear(precision, weights.load(head, table_shape))
+        weights.release()
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
         self._rotaries = [Rotary(rope, config.head_dim, config.rotary_dim) for rope in ropes]
         self._width = config.hidden_size
@@ -63,7 +66,7 @@ class Decoder:
 
     def forward(self, step: StepInputs) -> Tensor:
         """What `logits` takes, of the wanted rows: [rows, hidden], the last layer's output."""
-        x = self._embeddings.index_select(0, step.token_ids).to(self._compute)
+        x = self._embeddings.rows(step.token_ids).to(self._stored).to(self._compute)
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
         turns = [rotary.turns(step.positions) for rotary in self._rotaries]
@@ -87,20 +90,28 @@ class Decoder:
         if self._soft_cap_ is not None:
             soft_cap_ = self._soft_cap_
             head["soft cap"] = (lambda x: soft_cap_(x.to(torch.float32, copy=True)), self._vocab_size)
-        return {**self._layers[0].row_functions(self._rotaries[0]), **head}
+        functions: dict[str, tuple[RowFunction, int]] = {}
+        for layer in self._layers:  # not all alike: some may have experts
+            functions |= layer.row_functions(self._rotaries[0])
+        return functions | head
 
 
 class _Layer:
     """Attention and feed-forward, each behind a norm, and where the config says so with one behind it, too."""
 
     def __init__(
-        self, config: ModelConfig, family: Family, tensors: LayerTensors, precision: Precision
+        self,
+        config: ModelConfig,
+        load_qkv: LoadQkv,
+        make_feed_forward: MakeFeedForward,
+        tensors: LayerTensors,
+        precision: Precision,
     ) -> None:
         def norm(name: str) -> RmsNorm:
             return _norm(config, tensors.norm(name, config.hidden_size), precision)
 
-        self._attention = SelfAttention(config, family.load_qkv(config, tensors), tensors, precision)
-        self._feed_forward = family.make_feed_forward(config, tensors, precision)
+        self._attention = SelfAttention(config, load_qkv(config, tensors), tensors, precision)
+        self._feed_forward = make_feed_forward(config, tensors, precision)
         self._rope = 1 if config.local_rope is not None and config.windows[tensors.index] else 0
         self._before_attention = norm("input_layernorm")
         self._after_attention: RmsNorm | None = None

@@ -17,9 +17,9 @@ class Family:
 
     configure          what its config.json means; raises BadModel
     load_qkv           where a layer's queries, keys and values are stored
-    make_feed_forward  the feed-forward of a layer
+    feed_forwards      makes what makes the feed-forwards of one model's layers
     """
 
     configure: Callable[[ConfigReader], ModelConfig]
     load_qkv: LoadQkv = separate_qkv
-    make_feed_forward: MakeFeedForward = gated_feed_forward
+    feed_forwards: Callable[[], MakeFeedForward] = lambda: gated_feed_forward

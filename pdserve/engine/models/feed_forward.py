@@ -34,10 +34,12 @@ class MakeFeedForward(Protocol):
 def gated_feed_forward(config: ModelConfig, tensors: LayerTensors, precision: Precision) -> FeedForward:
     """gate_proj, up_proj and down_proj."""
     hidden, ffn = config.hidden_size, config.ffn_size
-    gate = tensors.projection("mlp.gate_proj", ffn, hidden, config.mlp_bias)
-    up = tensors.projection("mlp.up_proj", ffn, hidden, config.mlp_bias)
+    gate_up = stacked(
+        tensors.projection("mlp.gate_proj", ffn, hidden, config.mlp_bias),
+        tensors.projection("mlp.up_proj", ffn, hidden, config.mlp_bias),
+    )
     down = tensors.projection("mlp.down_proj", hidden, ffn, config.mlp_bias)
-    return GatedFeedForward(stacked(gate, up), down, config.activation, precision)
+    return GatedFeedForward(gate_up, down, config.activation, precision)
 
 
 class GatedFeedForward:

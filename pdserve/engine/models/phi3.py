@@ -52,4 +52,4 @@ def _make_feed_forward(config: ModelConfig, tensors: LayerTensors, precision: Pr
     return GatedFeedForward(gate_up, down, config.activation, precision)
 
 
-PHI3 = Family(configure=_configure, load_qkv=_load_qkv, make_feed_forward=_make_feed_forward)
+PHI3 = Family(configure=_configure, load_qkv=_load_qkv, feed_forwards=lambda: _make_feed_forward)

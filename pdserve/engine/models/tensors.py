@@ -35,6 +35,10 @@ class LayerTensors:
     def norm(self, name: str, size: int) -> Tensor:
         return self._weights.load(f"{self._prefix}{name}.weight", (size,))
 
+    def release(self) -> None:
+        """What was loaded has been packed: see `Weights.release`."""
+        self._weights.release()
+
 
 def stacked(*projections: Projection) -> Projection:
     """Several projections of one input as one: fewer, larger kernels."""
