@@ -158,6 +158,8 @@ class Engine:
         hold_until_s = None if hold_s is None else self._clock.now_s() + hold_s
         self._blocks.release(seq, hold_until_s=hold_until_s)
         seq.state = SequenceState.ENDED
+        if not self.has_work:
+            self._stats.rest()
 
     # --- a step
 

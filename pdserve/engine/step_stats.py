@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pdserve.clock import Clock
 
 _WEIGHT = 0.1  # of the newest step in the averages
-_NUM_RECENT = 64
+_NUM_RECENT = 256
+OUTLIER = 3.0
+OUTLIER_S = 0.05  # … and so much more: short steps vary
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,11 @@ class EngineLoad:
 
 class StepStats:
     """Times steps. A step that follows another at once is timed from start to start, so that what the owner does
-    between steps counts too; any other from start to end."""
+    between steps counts too; any other from start to end.
+
+    One that takes far longer than those before it (its process was stopped, or got no CPU) counts as OUTLIER times
+    what was expected: by a rate that says nothing of the engine, requests would be refused and workers passed over.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -63,10 +69,23 @@ class StepStats:
         self._last = (self._begun_s, self._clock.now_s(), num_prefill_tokens)
         self._more_followed = more_follows
 
+    def rest(self) -> None:
+        """What was to follow has ended, or can't run: the next step doesn't follow the last one at once."""
+        self._more_followed = False
+
     def _count(self, took_s: float, num_prefill_tokens: int) -> None:
+        first = not self._recent_s
         self._recent_s.append(took_s)
-        first = len(self._recent_s) == 1
-        self.step_s = took_s if first else (1 - _WEIGHT) * self.step_s + _WEIGHT * took_s
+        self.step_s = (
+            took_s if first else (1 - _WEIGHT) * self.step_s + _WEIGHT * min(took_s, _most_s(self.step_s))
+        )
         if num_prefill_tokens:
+            rate = self.prefill_tokens_per_s
+            if rate > 0:
+                took_s = min(took_s, _most_s(num_prefill_tokens / rate))
             self._prefill_tokens = (1 - _WEIGHT) * self._prefill_tokens + num_prefill_tokens
             self._prefill_s = (1 - _WEIGHT) * self._prefill_s + took_s
+
+
+def _most_s(expected_s: float) -> float:
+    return OUTLIER * expected_s + OUTLIER_S

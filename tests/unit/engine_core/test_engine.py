@@ -472,3 +472,35 @@ def test_load_figures() -> None:
     assert load.prefill_tokens_per_s == pytest.approx(16.0)
     assert load.step_s == pytest.approx(0.5)
     assert load.slowest_step_s == pytest.approx(0.5)
+
+
+def test_idle_time_after_an_abort_is_no_step_time() -> None:
+    clock = VirtualClock()
+    target = engine(num_blocks=64, limits=EngineLimits(chunk_tokens=8), clock=clock)
+    seq = sequence(PROMPT, 4, key=sample_key(4))
+    start_local(target, seq)
+    for _ in range(2):
+        target.step()
+        clock.advance(0.5)
+    target.end(seq)  # in the midst of its prefill: nothing follows the last step
+    clock.advance(600.0)
+    start_local(target, sequence(PROMPT, 5, key=sample_key(4)))
+    target.step()
+    load = target.load()
+    assert load.step_s <= 0.5
+    assert load.slowest_step_s <= 0.5
+    assert load.prefill_tokens_per_s >= 16.0
+
+
+def test_a_step_in_which_the_process_stood_still_says_little_about_the_rate() -> None:
+    clock = VirtualClock()
+    target = engine(num_blocks=64, limits=EngineLimits(chunk_tokens=8), clock=clock)
+    start_local(target, sequence(PROMPT, 4, key=sample_key(4)))
+    for took_s in (0.5, 600.0, 0.5):
+        target.step()
+        clock.advance(took_s)
+    target.step()
+    load = target.load()
+    assert load.prefill_tokens_per_s > 8.0
+    assert load.step_s < 1.0
+    assert load.slowest_step_s == pytest.approx(600.0), "the watch over hanging engines must know it"
