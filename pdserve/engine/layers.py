@@ -56,7 +56,9 @@ class HalfLinear:
         self._packed = torch.ops.quantized.linear_prepack_fp16(
             weight.float(), None if bias is None else bias.float()
         )
-        self._linear = torch.ops.quantized.linear_dynamic_fp16.default
+        # The kernel itself: the overload before it looks through its arguments for tracers each time, which takes a
+        # tenth of a single token's product.
+        self._linear = torch.ops.quantized.linear_dynamic_fp16.default._op
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._linear(x, self._packed)  # type: ignore[no-any-return]
