@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pdserve.engine.layers import RmsNorm, make_linear, swiglu, undivided
+from pdserve.engine.layers import HeadNorm, RmsNorm, geglu, make_linear, soft_cap_, swiglu, undivided
 from pdserve.engine.model_config import RopeConfig
 from pdserve.engine.numerics import LinearKind, Precision, choose_precision
 from pdserve.engine.rotary import Rotary, interleave_pairs, rope_frequencies, rotate_
@@ -82,18 +82,27 @@ def test_undivided_rows_are_independent(num_threads: int, dtype: torch.dtype) ->
     gate_up, heads = normal(600, 3072).to(dtype), normal(600, 15 * 64)
     turns = Rotary(RopeConfig(base=10_000.0), 64, 64).turns(torch.arange(600))
 
+    norm = HeadNorm(normal(9, 64, seed=3), normal(3, 64, seed=4), 1e-6)
+
     def rotated(num_rows: int) -> torch.Tensor:
         turned = heads[:num_rows].clone()
+        undivided(norm.apply_)(turned[:, : 12 * 64])
         undivided(rotate_)(turned[:, : 12 * 64], turns[:num_rows])
         return turned
+
+    def capped(num_rows: int) -> torch.Tensor:
+        return undivided(soft_cap_)(heads[:num_rows].clone(), 2.0)
 
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        activated, turned = undivided(swiglu)(gate_up), rotated(600)
+        activated, turned, all_capped = undivided(swiglu)(gate_up), rotated(600), capped(600)
+        by_gelu = undivided(geglu)(gate_up)
         for num_rows in (6, 64, 96, 120, 192, 256, 510):
             assert torch.equal(undivided(swiglu)(gate_up[:num_rows].clone()), activated[:num_rows])
+            assert torch.equal(undivided(geglu)(gate_up[:num_rows].clone()), by_gelu[:num_rows])
             assert torch.equal(rotated(num_rows), turned[:num_rows])
+            assert torch.equal(capped(num_rows), all_capped[:num_rows])
         assert torch.get_num_threads() == num_threads
     finally:
         torch.set_num_threads(before)
@@ -151,3 +160,72 @@ def test_linear_scaling_divides_positions() -> None:
     plain = rope_frequencies(RopeConfig(), 32)
     torch.testing.assert_close(rope_frequencies(RopeConfig(kind="linear", factor=4.0), 32), plain / 4)
     assert torch.equal(rope_frequencies(RopeConfig(kind="dynamic", factor=4.0), 32), plain)
+
+
+def test_rms_norm_with_an_offset_multiplies_before_it_rounds() -> None:
+    x, weight = normal(5, 96) * 3, normal(96, seed=2) * 0.1
+    want = functional.rms_norm(x.double(), (96,), 1 + weight.double(), 1e-5)
+    got = RmsNorm(weight, 1e-5, torch.float32, offset=1.0)(x)
+    torch.testing.assert_close(got, want.float())
+    half = x.bfloat16()
+    want = functional.rms_norm(half.double(), (96,), 1 + weight.double(), 1e-5)
+    rounded = RmsNorm(weight, 1e-5, torch.bfloat16, offset=1.0)(half)
+    assert rounded.dtype is torch.bfloat16
+    assert float((rounded.double() / want - 1).abs().max()) < 2**-8  # one rounding to 8 bits
+
+
+def test_head_norm_works_in_place_on_queries_and_keys() -> None:
+    tokens, heads, kv_heads, size = 5, 4, 2, 16
+    wide = normal(tokens, (heads + kv_heads + kv_heads) * size)
+    rows = wide[:, : (heads + kv_heads) * size].clone().view(tokens, -1, size)
+    values = wide[:, (heads + kv_heads) * size :].clone()
+    weights = normal(heads + kv_heads, size, seed=2)
+    HeadNorm(weights[:heads], weights[heads:], 1e-6).apply_(wide[:, : (heads + kv_heads) * size])
+    want = functional.rms_norm(rows.double(), (size,), None, 1e-6) * weights.double()
+    got = wide[:, : (heads + kv_heads) * size].view(tokens, -1, size)
+    torch.testing.assert_close(got, want.float())
+    assert torch.equal(wide[:, (heads + kv_heads) * size :], values)
+
+
+def test_geglu() -> None:
+    x = normal(4, 20)
+    gate, up = x.double().chunk(2, dim=-1)
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    torch.testing.assert_close(geglu(x), (0.5 * gate * (1 + torch.tanh(inner)) * up).float())
+
+
+def test_soft_cap() -> None:
+    x = normal(4, 20) * 40
+    want = 30 * torch.tanh(x.double() / 30)
+    torch.testing.assert_close(soft_cap_(x.clone(), 30.0), want.float())
+
+
+def test_only_a_part_of_each_head_is_turned() -> None:
+    """The rest stays where it is, and is not scaled."""
+    heads, size, part, tokens = 2, 16, 12, 4
+    config = RopeConfig(kind="longrope", divisors=tuple(1.0 + i for i in range(6)), attention_factor=1.3)
+    rotary = Rotary(config, size, part)
+    split = normal(tokens, heads * size)
+    order = interleave_pairs(torch.arange(heads * size), heads, part)
+    turned = split[:, order].contiguous()
+    rotate_(turned, rotary.turns(torch.arange(tokens) * 100))
+    ours = torch.empty_like(turned)
+    ours[:, order] = turned
+    ours, plain = ours.view(tokens, heads, size), split.view(tokens, heads, size)
+    angles = torch.outer(torch.arange(tokens) * 100.0, rope_frequencies(config, part))[:, None]
+    left, right = plain[..., : part // 2], plain[..., part // 2 : part]
+    want = torch.cat(
+        (left * angles.cos() - right * angles.sin(), right * angles.cos() + left * angles.sin()), dim=-1
+    )
+    torch.testing.assert_close(ours[..., :part], want * 1.3, atol=1e-5, rtol=1e-5)
+    assert torch.equal(ours[..., part:], plain[..., part:])
+
+
+def test_yarn_keeps_the_fast_and_slows_the_slow() -> None:
+    config = RopeConfig(base=1e6, kind="yarn", factor=4.0, original_positions=32_768)
+    plain = rope_frequencies(RopeConfig(base=1e6), 128)
+    ratio = plain / rope_frequencies(config, 128)
+    turns = 32_768 * plain / (2 * math.pi)
+    torch.testing.assert_close(ratio[turns > 40], torch.ones_like(ratio[turns > 40]))
+    torch.testing.assert_close(ratio[turns < 0.5], torch.full_like(ratio[turns < 0.5], 4.0))
+    assert (ratio.diff() >= -1e-6).all()
