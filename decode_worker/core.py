@@ -444,6 +444,7 @@ class DecodeCore:
             num_cache_query_tokens=engine.num_cache_query_tokens + self._admission.num_query_tokens,
             prefill_tokens_per_s=engine.prefill_tokens_per_s,
             step_s=engine.step_s,
+            slowest_step_s=engine.slowest_step_s,
             draining=self._drain.has_begun,
         )
 

@@ -201,7 +201,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The worker's load now; only the newest matters."""
+    """The worker's load now; only the newest matters.
+
+    step_s  mean time of a step; slowest_step_s: of the recent ones, by which a hang is told from a long step
+    """
 
     blocks: BlockCounts
     num_running: int
@@ -211,6 +214,7 @@ class Load:
     num_cache_query_tokens: int
     prefill_tokens_per_s: float
     step_s: float
+    slowest_step_s: float
     draining: bool
 
 

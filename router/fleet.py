@@ -242,7 +242,7 @@ class Fleet:
 
     def _on_load(self, member: Member, load: Load) -> None:
         member.accounting.report(load)
-        member.liveness.reported_step_time(load.step_s)
+        member.liveness.reported_step_time(load.slowest_step_s)
         member.refusing = member.doubted = False
         if load.draining and not member.draining:
             self.mark_draining(member)

@@ -6,11 +6,8 @@ in a process whose other threads go on answering (failures.md, row 15).
 
 from __future__ import annotations
 
-from collections import deque
-
 HANG_MIN_S = 5.0
 HANG_STEPS = 10.0  # a step may take so many times the slowest recent one
-NUM_RECENT = 16
 
 
 class Liveness:
@@ -30,7 +27,7 @@ class Liveness:
         self._heard_s = now_s
         self._moved_s = now_s
         self._has_work = False
-        self._step_times_s: deque[float] = deque(maxlen=NUM_RECENT)
+        self._slowest_step_s = 0.0
         self.num_steps = 0
         self._stuck_at_steps = stuck_at_steps
 
@@ -49,9 +46,9 @@ class Liveness:
             self._awake_since_s = now_s
         self._heard_s = now_s
 
-    def reported_step_time(self, step_s: float) -> None:
-        """The worker's own figure of a step."""
-        self._step_times_s.append(step_s)
+    def reported_step_time(self, slowest_step_s: float) -> None:
+        """The worker's own figure: the slowest of its recent steps."""
+        self._slowest_step_s = slowest_step_s
 
     def heartbeat(self, num_steps: int, has_work: bool, now_s: float) -> None:
         """The step counter, and whether the engine has anything to do."""
@@ -74,7 +71,7 @@ class Liveness:
     @property
     def hang_s(self) -> float:
         """How long the step counter may stand still while there is work."""
-        return max(HANG_MIN_S, HANG_STEPS * max(self._step_times_s, default=0.0))
+        return max(HANG_MIN_S, HANG_STEPS * self._slowest_step_s)
 
     @property
     def hangs(self) -> bool:

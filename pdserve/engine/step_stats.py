@@ -18,7 +18,7 @@ class EngineLoad:
     """The engine's part of a load report; see `pdserve.messages.Load`.
 
     prefill_tokens_per_s   over steps with prefill rows; 0.0 until known
-    step_s                 mean time of a step; slowest_step_s: the longest of the last 64
+    step_s                 mean time of a step; slowest_step_s: the longest of the last 256
     """
 
     num_running: int

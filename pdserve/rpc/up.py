@@ -108,6 +108,7 @@ def _load_to(message: m.Load) -> pb.Load:
         num_cache_query_tokens=message.num_cache_query_tokens,
         prefill_tokens_per_s=message.prefill_tokens_per_s,
         step_s=message.step_s,
+        slowest_step_s=message.slowest_step_s,
         draining=message.draining,
     )
 
@@ -122,6 +123,7 @@ def _load_from(msg: pb.Load) -> m.Load:
         num_cache_query_tokens=msg.num_cache_query_tokens,
         prefill_tokens_per_s=msg.prefill_tokens_per_s,
         step_s=msg.step_s,
+        slowest_step_s=msg.slowest_step_s,
         draining=msg.draining,
     )
 

@@ -672,6 +672,7 @@ class Load(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     STEP_S_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    SLOWEST_STEP_S_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_queued_tokens: _builtins.int
@@ -679,7 +680,10 @@ class Load(_message.Message):
     num_cache_query_tokens: _builtins.int
     prefill_tokens_per_s: _builtins.float
     step_s: _builtins.float
+    """mean of late"""
     draining: _builtins.bool
+    slowest_step_s: _builtins.float
+    """of the last 256"""
     @_builtins.property
     def blocks(self) -> _inference_pb2.BlockCounts: ...
     def __init__(
@@ -694,10 +698,11 @@ class Load(_message.Message):
         prefill_tokens_per_s: _builtins.float = ...,
         step_s: _builtins.float = ...,
         draining: _builtins.bool = ...,
+        slowest_step_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "num_cache_hit_tokens", b"num_cache_hit_tokens", "num_cache_query_tokens", b"num_cache_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "num_cache_hit_tokens", b"num_cache_hit_tokens", "num_cache_query_tokens", b"num_cache_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "slowest_step_s", b"slowest_step_s", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -141,6 +141,7 @@ loads = st.builds(
     num_cache_query_tokens=u64,
     prefill_tokens_per_s=seconds,
     step_s=seconds,
+    slowest_step_s=seconds,
     draining=flags,
 )
 first_tokens = st.builds(

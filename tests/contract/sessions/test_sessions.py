@@ -199,5 +199,6 @@ def _load(n: int) -> m.Load:
         num_cache_query_tokens=0,
         prefill_tokens_per_s=0.0,
         step_s=0.0,
+        slowest_step_s=0.0,
         draining=False,
     )

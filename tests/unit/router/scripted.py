@@ -398,6 +398,7 @@ def load(num_blocks: int = 1000, **fields: Any) -> Load:
         "num_cache_query_tokens": 0,
         "prefill_tokens_per_s": 1000.0,
         "step_s": 0.02,
+        "slowest_step_s": 0.02,
         "draining": False,
     }
     return Load(**values | fields)

@@ -104,7 +104,7 @@ async def test_a_slow_step_and_the_first_step_are_no_hang() -> None:
             d.say(Heartbeat(0, True))  # the first step of all
             await cluster.advance(0.5)
         assert d.lost is None
-        d.say(load(step_s=1.0))
+        d.say(load(step_s=0.1, slowest_step_s=1.0))  # a long prompt's chunk among many short steps
         for _ in range(18):
             d.say(Heartbeat(1, True))
             await cluster.advance(0.5)

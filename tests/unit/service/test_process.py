@@ -84,6 +84,7 @@ def test_worker_metrics_take_over_the_load() -> None:
         num_cache_query_tokens=11,
         prefill_tokens_per_s=0.0,
         step_s=0.0,
+        slowest_step_s=0.0,
         draining=True,
     )
     metrics.on_load(load)
