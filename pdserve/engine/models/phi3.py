@@ -21,10 +21,10 @@ _ROPE_KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "
 def _configure(config: ConfigReader) -> ModelConfig:
     """Source: https://huggingface.co/docs/transformers/model_doc/phi3."""
     section = rope_section(config)
-    outside = config.number("partial_rotary_factor", 1.0)
-    rotary_dim = int(config.head_dim * section.number("partial_rotary_factor", outside))
+    source = section if "partial_rotary_factor" in section.raw else config
+    rotary_dim = int(config.head_dim * source.number("partial_rotary_factor", 1.0))
     if rotary_dim % 2 or not 0 < rotary_dim <= config.head_dim:
-        raise section.bad(
+        raise source.bad(
             "a whole number of pairs must be turned", "partial_rotary_factor", turned=rotary_dim
         )
     base = config.number("rope_theta", DEFAULT_ROPE_BASE)
