@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from pdserve.messages import Role
 from router.attempt_contract import AttemptPhase
+from tests.simulation.aim import is_stranger
 from tests.simulation.cluster import SimRouter, SimWorker
 from tests.simulation.phases import attempts_of
 from tests.simulation.stage import Stage
@@ -133,7 +134,7 @@ class Watch:
         app = router.app
         if app is None or not app.fleet.topology.missing or app.admission.draining:
             return
-        workers = self._stage.cluster.workers.values()
+        workers = [worker for worker in self._stage.cluster.workers.values() if not is_stranger(worker.id)]
         decodes = [worker for worker in workers if worker.role is not Role.PREFILL]
         if self._stage.scenario.config.router.pairs_per_prefill < len(decodes):
             return  # the healthy one may not be paired
