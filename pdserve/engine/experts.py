@@ -27,7 +27,8 @@ class Router:
 
     def __init__(self, weight: Tensor, num_chosen: int, normalised: bool) -> None:
         """weight [experts, hidden]; normalised: the weights of the chosen ones add up to 1."""
-        self._logits = PlainLinear(weight.to(torch.float32), None)
+        # A copy, since bits may depend on where a matrix lies: a view would begin wherever the file has it.
+        self._logits = PlainLinear(weight.to(torch.float32, copy=True), None)
         self._num_chosen = num_chosen
         self._normalised = normalised
 
