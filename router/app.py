@@ -171,17 +171,17 @@ class RouterApp:
     async def attach_cache_events(self, events: CacheEvents) -> None:
         """Read one worker's block events until their stream has ended. Raises nothing but CancelledError."""
         sources = self.fleet.cache_sources
-        sources.opened(events.worker)
+        source = sources.opened(events.worker)
         try:
             while True:
                 event = await events.receive()
-                if sources.on_event(events.worker, event):
+                if sources.on_event(source, event):
                     log.warning("cache_events.gap", worker=events.worker.id)
                     events.ask_snapshot()
         except PdserveError as lost:
             log.debug("cache_events.ended", worker=events.worker.id, reason=str(lost))
         finally:
-            sources.closed(events.worker)
+            sources.closed(source)
 
     def _on_tokenizer_file(self, member: Member, file: TokenizerFile) -> None:
         files = self.text.add_file(member.id, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import structlog
 
@@ -20,40 +21,48 @@ GRACE_S = (
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheSource:
+    """One stream of block events. Each has numbers of its own, so two are never mixed."""
+
+    worker: WorkerRef
+
+
 class CacheSources:
     """Event-loop thread only.
 
-    A stream may be a moment earlier or later than its worker's session: it is known by the worker's id and epoch.
+    A stream may be a moment earlier or later than its worker's session: it is known by the worker's id and epoch. Of
+    several of one worker the newest counts: what an earlier one still brings, after a lost connection, is old.
     """
 
     def __init__(self, members: Mapping[str, Member], clock: Clock, metrics: RouterMetrics) -> None:
         self._members = members
         self._clock = clock
         self._metrics = metrics
-        self._open: dict[WorkerRef, int] = {}  # streams open for it
+        self._newest: dict[WorkerRef, CacheSource] = {}
 
-    def opened(self, worker: WorkerRef) -> None:
+    def opened(self, worker: WorkerRef) -> CacheSource:
         """A stream of this worker has begun; the first thing it tells is a snapshot."""
-        self._open[worker] = self._open.get(worker, 0) + 1
+        source = self._newest[worker] = CacheSource(worker)
+        return source
 
-    def closed(self, worker: WorkerRef) -> None:
-        """One has ended. With the last one what was known is known no more: nobody says what is evicted."""
-        self._open[worker] -= 1
-        if self._open[worker]:
+    def closed(self, source: CacheSource) -> None:
+        """It has ended. If it is the newest, what was known is known no more: nobody says what is evicted."""
+        if self._newest.get(source.worker) is not source:
             return
-        del self._open[worker]
-        member = self._members.get(worker.id)
-        if member is not None and member.ref == worker:
+        del self._newest[source.worker]
+        member = self._members.get(source.worker.id)
+        if member is not None and member.ref == source.worker:
             member.cache = PrefixIndex()
             member.without_events_since_s = self._clock.now_s()
 
-    def on_event(self, worker: WorkerRef, event: CacheEvent) -> bool:
+    def on_event(self, source: CacheSource, event: CacheEvent) -> bool:
         """Take in one event.
 
-        returns  whether the worker must be asked for a snapshot
+        returns  whether the worker must be asked, on this stream, for a snapshot
         """
-        member = self._members.get(worker.id)
-        if member is None or member.ref != worker:
+        member = self._members.get(source.worker.id)
+        if member is None or member.ref != source.worker or self._newest.get(source.worker) is not source:
             return False
         ask = member.cache.apply(event)
         if member.cache.has_begun:

@@ -93,8 +93,10 @@ async def test_a_prefix_that_a_prefill_worker_holds_draws_the_request_there() ->
         await cluster.link(p1, d)
         prompt = "x" * 400
         hashes = tuple(hash_blocks(tuple(prompt.encode()), 16, seed=b"seed"))
-        assert not cluster.app.fleet.cache_sources.on_event(p1.ref, SnapshotPart(1, (), True, True))
-        assert not cluster.app.fleet.cache_sources.on_event(p1.ref, BlocksStored(2, hashes))
+        sources = cluster.app.fleet.cache_sources
+        source = sources.opened(p1.ref)
+        assert not sources.on_event(source, SnapshotPart(1, (), True, True))
+        assert not sources.on_event(source, BlocksStored(2, hashes))
         clients = []
         for _ in range(3):
             clients.append(cluster.generate(prompt))

@@ -110,10 +110,30 @@ async def test_a_gap_asks_for_a_snapshot_and_is_repaired_by_it() -> None:
             (SnapshotPart(6, HASHES[2:5], False, True), False, 5),
             (BlocksRemoved(7, HASHES[4:5]), False, 4),
         ]
+        source = sources.opened(p.ref)
         for event, asks, num_known in story:
-            assert sources.on_event(p.ref, event) is asks
+            assert sources.on_event(source, event) is asks
             assert member.known_blocks.num_hits(HASHES) == num_known
         assert cluster.app.metrics.registry.get_sample_value("pdserve_cache_event_gaps_total") == 1
+
+
+@virtual
+async def test_what_an_earlier_stream_still_brings_is_not_mixed_with_the_newest() -> None:
+    async with Cluster() as cluster:
+        p, _ = await cluster.pair()
+        sources, member = cluster.app.fleet.cache_sources, cluster.app.fleet.get("p0")
+        assert member is not None
+        earlier = sources.opened(p.ref)
+        sources.on_event(earlier, SnapshotPart(1, HASHES[:1], True, True))
+        newest = sources.opened(p.ref)
+        sources.on_event(newest, SnapshotPart(1, HASHES[:3], True, True))
+        assert not sources.on_event(earlier, BlocksRemoved(2, HASHES[:1]))  # it has the number that is due
+        assert not sources.on_event(earlier, BlocksStored(9, HASHES[4:5]))  # nor is anything asked of it
+        sources.on_event(newest, BlocksStored(2, HASHES[3:4]))
+        sources.closed(earlier)
+        assert member.cache.holds_exactly(HASHES[:4])
+        sources.closed(newest)
+        assert not member.cache.has_begun
 
 
 def test_a_prediction_forgets_what_was_used_least_lately_and_a_chain_from_its_end() -> None:
