@@ -73,13 +73,18 @@ def make_linear(precision: Precision, weight: Tensor, bias: Tensor | None = None
     dtype = torch.float32 if precision.name == "float32" else torch.bfloat16
     weight = weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    if precision.linear is LinearKind.FBGEMM_HALF and float(weight.abs().max()) < _HALF_MAX:
+    if precision.linear is LinearKind.FBGEMM_HALF and _fits_half(weight):
         return HalfLinear(weight, bias)
     weight = weight.to(precision.compute)
     bias = None if bias is None else bias.to(precision.compute)
     if precision.linear is LinearKind.ONEDNN:
         return OneDnnLinear(weight, bias)
     return PlainLinear(weight.contiguous(), bias)
+
+
+def _fits_half(weight: Tensor) -> bool:
+    lowest, highest = torch.aminmax(weight)  # abs() would be another copy of it
+    return float(lowest) > -_HALF_MAX and float(highest) < _HALF_MAX
 
 
 class RmsNorm:

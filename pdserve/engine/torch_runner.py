@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pdserve.engine.attention import BatchedAttention, Heads, Span, StepAttention
 from pdserve.engine.config_reader import load_config
+from pdserve.engine.heap import trim_heap
 from pdserve.engine.kv_pool import KvPool
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_config import BadModel, read_json
@@ -93,6 +94,7 @@ class TorchRunner:
             raise BadModel("the KV memory holds no block", want=layout.block_bytes, got=kv_memory_bytes)
         self._layout = replace(layout, num_blocks=num_blocks)
         self._pool = KvPool(self._layout, precision.kv)
+        trim_heap()
         fingerprint = weights.fingerprint(read_json(model_dir / "config.json"))
         self._card = ModelCard(
             name=model_dir.name,

@@ -1,0 +1,64 @@
+"""Loading makes no second copy of the weights: what a process holds while and after it loads, by the kernel's count.
+
+Bounds are generous: they tell one copy from two, not a megabyte from another.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.load_memory import LoadMemory, measure_apart
+from pdserve.engine.numerics import choose_precision
+from tests.support.processes import run_cli
+from tests.unit.engine_torch.random_model import write_random_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+
+# Widths are multiples of 512, to which FBGEMM pads; 40 million parameters.
+SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 8000,
+}
+STORED = {"F32": torch.float32, "BF16": torch.bfloat16}
+MB = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = tmp_path_factory.mktemp("models")
+    folders = {}
+    for kind, dtype in STORED.items():
+        folders[kind] = write_random_model(made / kind, dtype=dtype, **SIZES)
+        (folders[kind] / "tokenizer.json").write_text("{}")  # nobody reads it here
+    return folders
+
+
+def check(found: LoadMemory, num_parameters: int, largest: int) -> None:
+    """largest: parameters of the largest matrix."""
+    print(found)
+    value_bytes = choose_precision(found.dtype).compute.itemsize if found.dtype == "float32" else 2
+    packed_bytes = num_parameters * value_bytes
+    assert 0.9 * packed_bytes < found.private_bytes < 1.1 * packed_bytes + 16 * MB
+    assert found.mapped_bytes < 64 * MB  # libraries; of the weights only what nobody has looked at yet
+    while_packing = 3 * 4 * largest  # decoded, converted and packed
+    assert found.peak_bytes < packed_bytes + found.stored_bytes / 2 + while_packing
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F32", "float32"), ("F32", "bfloat16"), ("BF16", "bfloat16")])
+def test_plain_weights(kind: str, dtype: str, folders: dict[str, Path]) -> None:
+    num_parameters = (folders["BF16"] / "model.safetensors").stat().st_size // 2
+    check(measure_apart(folders[kind], dtype), num_parameters, SIZES["vocab_size"] * SIZES["hidden_size"])
+
+
+def test_quantised_weights() -> None:
+    assert run_cli("fetch", "smollm2-135m", limit_s=250).returncode == 0
+    check(measure_apart("smollm2-135m", "float32"), 134_515_008, 49_152 * 576)
