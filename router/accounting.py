@@ -26,6 +26,7 @@ class Accounting:
 
     def __init__(self) -> None:
         self.load: Load | None = None
+        self.rate_told_s = -math.inf  # when the worker's prefill rate was news
         self._assigned: dict[int, _Assigned] = {}  # by handle
         self._reported: dict[int, int] = {}  # handle -> tokens, of those that the reports count
         self._withdrawn = 0  # tokens of these that the last report counts and that won't be computed
@@ -53,8 +54,10 @@ class Accounting:
         self._assigned.pop(handle, None)
         self._reported.pop(handle, None)
 
-    def report(self, load: Load) -> None:
+    def report(self, load: Load, now_s: float) -> None:
         """The worker's own figures."""
+        if self.load is None or load.prefill_tokens_per_s != self.load.prefill_tokens_per_s:
+            self.rate_told_s = now_s
         self.load = load
         self._withdrawn = 0
         self._reported |= {

@@ -241,7 +241,7 @@ class Fleet:
             self._topology_changed()
 
     def _on_load(self, member: Member, load: Load) -> None:
-        member.accounting.report(load)
+        member.accounting.report(load, self._clock.now_s())
         member.liveness.reported_step_time(load.slowest_step_s)
         member.refusing = member.doubted = False
         if load.draining and not member.draining:

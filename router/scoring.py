@@ -15,6 +15,7 @@ from router.need import Need
 
 TRIP = Prior(0.001)
 HANDOVER = Prior(0.002, 1e-5)
+STALE_RATE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class Cost(NamedTuple):  # not a dataclass: one is made for each pair at each pl
 
     score_s  their sum
     ttft_s   until the first token, of the parts that a client waits for
-    known    it comes from reports or observations, not from guesses alone
+    known    it comes from reports or observations of late, not from guesses alone
     error_s  how far the observed parts may well be off by chance
     """
 
@@ -161,8 +162,16 @@ class Scoring:
         return cost_s
 
     def _is_known(self, member: Member) -> bool:
-        load = member.accounting.load
-        return member.fits.prefill.known(self._now_s) or (load is not None and load.prefill_tokens_per_s > 0)
+        """A rate that was told long ago by a worker that has had nothing to do since counts no more: if it is wrong,
+        and requests are refused by it, nothing will ever put it right."""
+        accounting = member.accounting
+        load = accounting.load
+        if member.fits.prefill.known(self._now_s):
+            return True
+        if load is None or load.prefill_tokens_per_s <= 0:
+            return False
+        is_new = self._now_s - accounting.rate_told_s <= STALE_RATE_S
+        return is_new or accounting.num_queued_tokens > 0
 
 
 def num_running(member: Member) -> int:

@@ -37,6 +37,7 @@ class StepStats:
 
     One that takes far longer than those before it (its process was stopped, or got no CPU) counts as OUTLIER times
     what was expected: by a rate that says nothing of the engine, requests would be refused and workers passed over.
+    Nor does the first step of all count, which allocates, compiles and reads the weights.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -74,11 +75,14 @@ class StepStats:
         self._more_followed = False
 
     def _count(self, took_s: float, num_prefill_tokens: int) -> None:
-        first = not self._recent_s
         self._recent_s.append(took_s)
-        self.step_s = (
-            took_s if first else (1 - _WEIGHT) * self.step_s + _WEIGHT * min(took_s, _most_s(self.step_s))
-        )
+        if len(self._recent_s) == 1:
+            return
+        if self.step_s > 0:
+            took_most_s = min(took_s, _most_s(self.step_s))
+            self.step_s = (1 - _WEIGHT) * self.step_s + _WEIGHT * took_most_s
+        else:
+            self.step_s = took_s
         if num_prefill_tokens:
             rate = self.prefill_tokens_per_s
             if rate > 0:

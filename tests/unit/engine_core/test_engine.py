@@ -479,7 +479,7 @@ def test_idle_time_after_an_abort_is_no_step_time() -> None:
     target = engine(num_blocks=64, limits=EngineLimits(chunk_tokens=8), clock=clock)
     seq = sequence(PROMPT, 4, key=sample_key(4))
     start_local(target, seq)
-    for _ in range(2):
+    for _ in range(3):
         target.step()
         clock.advance(0.5)
     target.end(seq)  # in the midst of its prefill: nothing follows the last step
@@ -495,8 +495,8 @@ def test_idle_time_after_an_abort_is_no_step_time() -> None:
 def test_a_step_in_which_the_process_stood_still_says_little_about_the_rate() -> None:
     clock = VirtualClock()
     target = engine(num_blocks=64, limits=EngineLimits(chunk_tokens=8), clock=clock)
-    start_local(target, sequence(PROMPT, 4, key=sample_key(4)))
-    for took_s in (0.5, 600.0, 0.5):
+    start_local(target, sequence(PROMPT * 2, 4, key=sample_key(4)))
+    for took_s in (20.0, 0.5, 600.0, 0.5):  # the first one compiles
         target.step()
         clock.advance(took_s)
     target.step()

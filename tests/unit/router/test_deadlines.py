@@ -55,6 +55,20 @@ async def test_without_reports_or_observations_nobody_is_refused() -> None:
         assert isinstance(client.error, DeadlineExceeded)
 
 
+@virtual
+async def test_a_rate_that_an_idle_worker_told_long_ago_refuses_nobody() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        p.say(load(prefill_tokens_per_s=1.0))  # as after a step in which its machine did something else
+        await cluster.settle()
+        client = await cluster.generate("x" * 3000, deadline_left_s=100.0).end()
+        assert estimate_of(client) == pytest.approx(3000.0, rel=0.1)
+        await cluster.advance(31.0)
+        tried = cluster.generate("x" * 3000, deadline_left_s=100.0)
+        await d.expect(StartDecode)
+        tried.generation.close()
+
+
 async def steady_queue(cluster: Cluster, p: ScriptedWorker, d: ScriptedWorker) -> list[Client]:
     """Credit for one prompt every 2 s, six of which wait."""
     p.say(Credits(0))

@@ -45,11 +45,11 @@ def test_gaps_run_over_attempts_and_the_first_token_keeps_its_attempt() -> None:
 def test_an_assignment_counts_until_a_report_that_comes_after_its_answer() -> None:
     accounting = Accounting()
     accounting.assign(1, 100, 7, 0.0)
-    accounting.report(load(num_queued_tokens=10))  # may have been written before the worker read it
+    accounting.report(load(num_queued_tokens=10), 0.0)  # may have been written before the worker read it
     assert accounting.num_queued_tokens == 110 and accounting.num_sequences == 1
     accounting.answered(1)
     assert accounting.num_queued_tokens == 110
-    accounting.report(load(num_queued_tokens=110, num_running=1))
+    accounting.report(load(num_queued_tokens=110, num_running=1), 0.0)
     assert accounting.num_queued_tokens == 110 and accounting.num_sequences == 1
     assert accounting.num_free_blocks(1000) == 1000
     accounting.assign(2, 5, 3, 0.0)
@@ -58,7 +58,7 @@ def test_an_assignment_counts_until_a_report_that_comes_after_its_answer() -> No
     assert accounting.num_free_blocks(1000) == 1000
     accounting.withdraw(1)  # what the last report says of it
     assert accounting.num_queued_tokens == 10
-    accounting.report(load(num_queued_tokens=10))
+    accounting.report(load(num_queued_tokens=10), 0.0)
     assert accounting.num_queued_tokens == 10
 
 
