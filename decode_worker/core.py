@@ -41,6 +41,7 @@ from pdserve.errors import (
     PdserveError,
     RequestCancelled,
     Revoked,
+    RowFailed,
     StepFailed,
     WorkerLost,
 )
@@ -48,7 +49,6 @@ from pdserve.ids import Random
 from pdserve.messages import (
     Abort,
     Demand,
-    Down,
     Load,
     Progress,
     PromptLogprobs,
@@ -60,7 +60,8 @@ from pdserve.messages import (
     Waiting,
 )
 from pdserve.owner import Post
-from pdserve.sampling import FinishReason, finish_reason
+from pdserve.sampling import FinishReason
+from pdserve.token_matcher import TokenMatcher, finish_by
 from pdserve.worker.deadlines import Deadlines
 from pdserve.worker.drain import Drain
 from pdserve.worker.messages import (
@@ -123,7 +124,7 @@ class DecodeCore:
     def handle(self, message: object) -> None:
         match message:
             case FromSession():
-                self._on_session_message(message.session_id, message.message, message.received_s)
+                self._on_session_message(message)
             case BindWanted(lease_id):
                 self._grants.bind(lease_id)
             case PullProgress(lease_id, num_received):
@@ -170,12 +171,13 @@ class DecodeCore:
 
     # --- messages of routers
 
-    def _on_session_message(self, session_id: int, message: Down, received_s: float | None) -> None:
+    def _on_session_message(self, received: FromSession) -> None:
+        session_id = received.session_id
         if session_id not in self._replies:
             return  # it ended while this was on its way
-        match message:
-            case StartDecode():
-                self._on_start(session_id, message, received_s)
+        match received.message:
+            case StartDecode() as start:
+                self._on_start(start, received)
             case Abort(handle):
                 attempt = self._attempts.get(handle)
                 if attempt is not None and attempt.session_id == session_id:
@@ -185,19 +187,20 @@ class DecodeCore:
             case StartPrefill(handle=handle):
                 error = InvalidRequest("this worker prefills for no other worker")
                 self._replies.refuse(session_id, handle, error)
-            case _:
-                raise InvariantViolated("not for the engine", kind=type(message).__name__)
+            case other:
+                raise InvariantViolated("not for the engine", kind=type(other).__name__)
 
-    def _on_start(self, session_id: int, start: StartDecode, received_s: float | None) -> None:
+    def _on_start(self, start: StartDecode, received: FromSession) -> None:
+        session_id = received.session_id
         if start.handle in self._attempts:
             self._replies.ignore("attempt.repeated", handle=start.handle)
             return
-        error = self._why_not(start)
+        error = self._why_not(start, received.matcher)
         if error is not None:
             self._replies.refuse(session_id, start.handle, error)
             return
         now_s = self._clock.now_s()
-        attempt = self._new_attempt(session_id, start, now_s if received_s is None else received_s)
+        attempt = self._new_attempt(start, received)
         self._attempts[attempt.handle] = attempt
         self._admission.add(attempt)
         self._grant_waiting(now_s)
@@ -208,7 +211,7 @@ class DecodeCore:
             self._replies.refuse(session_id, start.handle, full)
         self._say_places()
 
-    def _why_not(self, start: StartDecode) -> PdserveError | None:
+    def _why_not(self, start: StartDecode, matcher: TokenMatcher | None) -> PdserveError | None:
         """What forbids to ever start it here."""
         num_final = start.num_prompt_tokens + start.key.max_tokens
         if self._drain.has_begun:
@@ -226,15 +229,20 @@ class DecodeCore:
                 prompt=start.num_prompt_tokens,
                 final=num_final,
             )
+        if matcher is None and start.key.params.structure is not None:
+            return InvariantViolated("a structure without its matcher", handle=start.handle)
         return None
 
-    def _new_attempt(self, session_id: int, start: StartDecode, received_s: float) -> DecodeAttempt:
+    def _new_attempt(self, start: StartDecode, received: FromSession) -> DecodeAttempt:
+        session_id = received.session_id
+        received_s = self._clock.now_s() if received.received_s is None else received.received_s
         seq = Sequence(
             handle=start.handle,
             session_id=session_id,
             ids=list(start.token_ids),
             num_prompt_tokens=start.num_prompt_tokens,
             key=start.key,
+            matcher=received.matcher,
             cache_salt=start.cache_salt,
             num_strikes=start.num_strikes,
             # Prefilled here, prompt logprobs need the logits of every position, which a hit hasn't.
@@ -296,8 +304,12 @@ class DecodeCore:
         attempt.move(DecodeState.ACTIVE, now_s)
         attempt.started_s = now_s if handed_off.confirmed_s is None else handed_off.confirmed_s
         self._engine.start_decode(seq)
+        try:
+            reason = finish_by(seq.key, handed_off.first_token, seq.num_generated, seq.matcher)
+        except RowFailed as error:
+            self._fail(attempt, error)
+            return
         self._send(attempt, started_by_hand_off(attempt, handed_off))
-        reason = finish_reason(seq.key, handed_off.first_token, seq.num_generated)
         if reason is not None:  # the prefill worker should have called it final
             self._finish(attempt, reason)
 

@@ -23,9 +23,10 @@ from kv_transfer.facts import LinkFacts
 from kv_transfer.messages import CancelAllLinks, CancelLink, LinkState, OrderLink
 from kv_transfer.owner import TransferOwner
 from pdserve.engine.engine import Engine
-from pdserve.errors import InvariantViolated, StepFailed, to_failure
+from pdserve.errors import Draining, InvariantViolated, StepFailed, to_failure
 from pdserve.ids import WorkerRef
 from pdserve.messages import (
+    Abort,
     Down,
     Drain,
     Hello,
@@ -35,8 +36,10 @@ from pdserve.messages import (
     Role,
     SetRole,
     StartDecode,
+    StartPrefill,
     Unpair,
     Unsound,
+    Up,
     Waiting,
     Welcome,
 )
@@ -60,6 +63,8 @@ from pdserve.worker.messages import (
 )
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.sessions import RouterSessions
+from pdserve.worker.start_gate import StartGate
+from pdserve.worker.structures import WorkerStructures
 from pdserve.worker.watchdog import Watchdog
 from prefill_worker.core import PrefillCore
 
@@ -142,6 +147,12 @@ class RoleRun:
             random=ports.random_for("loop"),
             heartbeat_s=self._timeouts.heartbeat_s,
             silence_s=self._timeouts.link_s,
+        )
+        self._gate = StartGate(
+            WorkerStructures(setup.model.tokenizer_files, self._clock),
+            ports.background,
+            self._to_engine,
+            self._answer,
         )
 
     def _assemble(self, ports: WorkerPorts) -> None:
@@ -285,6 +296,7 @@ class RoleRun:
                     task.cancel()
         finally:
             self._first_answers.close()
+            self._gate.refuse_all(Draining("the worker ends"))
             if self._drain_limit is not None:
                 self._drain_limit.cancel()
             if not end.hangs:
@@ -303,6 +315,7 @@ class RoleRun:
             return
         self._draining = True
         log.info("worker.draining", role=self.role.value, limit_s=self._timeouts.drain_s)
+        self._gate.refuse_all(Draining("the worker takes no new work"))
         self._to_engine(BeginDrain(self._timeouts.drain_s))
         # What the limit ends still waits for its leases; a link's silence ends those at the latest.
         limit_s = self._timeouts.drain_s + self._timeouts.lease_s + _AFTER_DRAIN_S
@@ -346,6 +359,7 @@ class RoleRun:
 
     def on_session_closed(self, session_id: int) -> None:
         self._orders.pop(session_id, None)
+        self._gate.close(session_id)
         self._to_engine(SessionClosed(session_id))
         self._to_transfer(CancelAllLinks(session_id))
 
@@ -368,9 +382,17 @@ class RoleRun:
             case StartDecode(handle=handle):
                 is_busy = self._watchdog.is_busy_for(self._patience_s)
                 self._first_answers.asked(session_id, handle, engine_is_busy=is_busy)
-                self._to_engine(FromSession(session_id, message, self._clock.now_s()))
+                self._gate.take(FromSession(session_id, message, self._clock.now_s()), message)
+            case StartPrefill():
+                self._gate.take(FromSession(session_id, message, self._clock.now_s()), message)
             case _:
+                if isinstance(message, Abort):
+                    self._gate.drop(session_id, message.handle)
                 self._to_engine(FromSession(session_id, message, self._clock.now_s()))
+
+    def _answer(self, session_id: int, message: Up) -> None:
+        self._first_answers.answered(session_id, message)
+        self._sessions.send(session_id, message)
 
     def _say_waiting(self, session_id: int, handle: int) -> None:
         self._sessions.send(session_id, Waiting(handle, self._num_waiting))
@@ -388,8 +410,7 @@ class RoleRun:
     def _on_engine_message(self, message: object) -> None:
         match message:
             case ToSession(session_id, up):
-                self._first_answers.answered(session_id, up)
-                self._sessions.send(session_id, up)
+                self._answer(session_id, up)
             case ToAll(up):
                 self._sessions.send_all(up)
                 if isinstance(up, Load):

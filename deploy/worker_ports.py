@@ -14,6 +14,7 @@ from pdserve.engine.port import Runner
 from pdserve.ids import Random, WorkerRef
 from pdserve.owner import Owner, Post, Waiter
 from pdserve.service.config import Config
+from pdserve.worker.background import Background, at_once
 from pdserve.worker.driver import OnDeath
 from pdserve.worker.sessions import Resolver, SessionDialer
 
@@ -48,6 +49,7 @@ class WorkerPorts:
     random_for  a source for one owner: "engine", "transfer", "loop"
     network     joins the links' network: (the KV pool, wake of the transfer owner's driver) → its end
     inbox       makes the way of one sender's messages to the loop: function that takes them in → post
+    background  where structures are compiled
     energy      of what the model computes on; None = the machine can't tell
     sleep       between heartbeats; a simulated process that is stopped doesn't return from it
     """
@@ -59,6 +61,7 @@ class WorkerPorts:
     inbox: Callable[[Callable[[object], None]], Post]
     dialer: SessionDialer
     resolver: Resolver
+    background: Background = at_once
     energy: EnergyMeter | None = None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 

@@ -31,6 +31,7 @@ from pdserve.service.logs import set_up_logs
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.service.secret import read_secret
 from pdserve.tokenizer import Tokenizer
+from pdserve.worker.background import ThreadBackground
 from pdserve.worker.dns import DnsResolver
 from pdserve.worker.driver import EventWaiter, LoopInbox, OnDeath, ThreadDriver
 
@@ -226,6 +227,7 @@ def _real_ports(setup: WorkerSetup, clock: Clock, random: Random, dialer: GrpcDi
         inbox=lambda deliver: LoopInbox(loop, deliver).post,
         dialer=dialer,
         resolver=DnsResolver(),
+        background=ThreadBackground("structures"),
         energy=find_energy_meter(clock, setup.model.runner.card.gpus),
     )
 

@@ -40,9 +40,6 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 
 _DEFAULTS = SamplingParams()
 
-# In the message already, not in the engine yet.
-_LATER = ("json_schema", "regex", "grammar", "choices")
-
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
@@ -141,7 +138,6 @@ class GenerateRequest:
         for name, label in (("user", msg.user), ("cache_salt", msg.cache_salt)):
             if len(label) > MAX_LABEL_CHARACTERS:
                 raise InvalidRequest(f"{name} is too long", limit=MAX_LABEL_CHARACTERS, value=len(label))
-        _refuse_later(msg.sampling)
         n = _n_from(msg.sampling, max_n)
         sampling = checked_params(msg.sampling, vocab_size)
         best_of = _best_of_from(msg.sampling, n, max_n)
@@ -264,12 +260,6 @@ def _best_of_from(msg: pb.SamplingParams, n: int, max_n: int) -> int | None:
     if msg.best_of > n and msg.HasField("temperature") and msg.temperature == 0:
         raise InvalidRequest("best_of above n needs a temperature above 0", limit=n, value=msg.best_of)
     return msg.best_of
-
-
-def _refuse_later(msg: pb.SamplingParams) -> None:
-    asked = [field.name for field, _ in msg.ListFields() if field.name in _LATER]
-    if asked:
-        raise InvalidRequest(f"{asked[0]} is not supported yet")
 
 
 def _resume_from(

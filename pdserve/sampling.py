@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from pdserve.structure import Structure
+
 
 class FinishReason(Enum):
     """Why a choice ended; `value` is the word users read."""
@@ -14,6 +16,7 @@ class FinishReason(Enum):
     EOS = "eos"
     STOP_TOKEN = "stop_token"
     STOP_TEXT = "stop_text"
+    STRUCTURE = "structure"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,7 @@ class SamplingParams:
     The defaults are "off". temperature 0 is greedy. max_tokens None = what is left of the window.
     logit_bias         (id, bias), ascending ids
     allowed_token_ids  () = all
+    structure          what the text must be; None = anything
     logprobs, prompt_logprobs  None = none; k = the token's own and the k most likely ones'
     """
 
@@ -44,6 +48,7 @@ class SamplingParams:
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    structure: Structure | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
@@ -68,7 +73,8 @@ def finish_reason(key: SampleKey, token_id: int, num_generated: int) -> FinishRe
     """Whether this token ends its choice.
 
     num_generated  generated tokens, this one included (num ids − num_prompt_tokens)
-    Stop strings are the router's; here end-of-sequence, stop ids, then length.
+    Stop strings are the router's, a structure's own end is `pdserve.token_matcher.finish_by`'s; here end-of-sequence,
+    stop ids, then length.
     """
     if num_generated >= key.params.min_tokens:
         if not key.params.ignore_eos and token_id in key.eos_token_ids:
@@ -80,12 +86,17 @@ def finish_reason(key: SampleKey, token_id: int, num_generated: int) -> FinishRe
     return None
 
 
+def end_token_ids(key: SampleKey) -> tuple[int, ...]:
+    """Ids that end the text; a structure allows them where its text may end."""
+    ends = () if key.params.ignore_eos else key.eos_token_ids
+    return (*ends, *key.params.stop_token_ids)
+
+
 def forbidden_until_min(key: SampleKey, num_generated: int) -> Sequence[int]:
     """Ids that may not be sampled yet because `min_tokens` isn't reached; num_generated before this sample."""
     if num_generated >= key.params.min_tokens:
         return ()
-    ends = () if key.params.ignore_eos else key.eos_token_ids
-    return (*ends, *key.params.stop_token_ids)
+    return end_token_ids(key)
 
 
 def forbidden_now(key: SampleKey, ids: Sequence[int], num_prompt_tokens: int) -> Sequence[int]:

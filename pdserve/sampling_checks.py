@@ -9,6 +9,7 @@ from pdserve.errors import InvalidRequest
 from pdserve.rpc.params import params_from
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.sampling import SamplingParams
+from pdserve.structure import Structure, StructureKind
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
@@ -20,6 +21,9 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 128
 MAX_PENALTY = 2.0  # presence and frequency
 MAX_LOGPROBS = 20
+MAX_STRUCTURE_BYTES = 64 << 10  # of a schema, regex or grammar, or of all choices; every attempt carries them
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARACTERS = 1024
 
 
 def checked_params(msg: pb.SamplingParams, vocab_size: int | None) -> SamplingParams:
@@ -32,6 +36,8 @@ def checked_params(msg: pb.SamplingParams, vocab_size: int | None) -> SamplingPa
     _check_penalties(params)
     _check_ends(params)
     _check_words(params)
+    if params.structure is not None:
+        check_structure(params.structure)
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
         if count is not None and count > MAX_LOGPROBS:
@@ -55,6 +61,34 @@ def checked_ids(ids: Sequence[int], field: str, vocab_size: int | None) -> tuple
             f"{field} holds an id outside the vocabulary", limit=vocab_size - 1, value=max(ids)
         )
     return tuple(ids)
+
+
+def check_structure(structure: Structure) -> None:
+    """Size and form, before anything is compiled. Raises InvalidRequest."""
+    name = structure.kind.value
+    if structure.num_bytes > MAX_STRUCTURE_BYTES:
+        raise InvalidRequest(
+            f"{name} is too large", limit=f"{MAX_STRUCTURE_BYTES} bytes", value=structure.num_bytes
+        )
+    if structure.kind is StructureKind.CHOICES:
+        _check_choices(structure.texts)
+    elif structure.kind is not StructureKind.JSON_OBJECT and not structure.text.strip():
+        raise InvalidRequest(f"{name} must not be empty")
+
+
+def _check_choices(texts: Sequence[str]) -> None:
+    if not 1 <= len(texts) <= MAX_CHOICES:
+        raise InvalidRequest("number of choices out of range", limit=f"1 to {MAX_CHOICES}", value=len(texts))
+    for place, text in enumerate(texts):
+        if not 1 <= len(text) <= MAX_CHOICE_CHARACTERS:
+            raise InvalidRequest(
+                "a choice's length is out of range",
+                limit=f"1 to {MAX_CHOICE_CHARACTERS}",
+                value=len(text),
+                place=place,
+            )
+        if "\0" in text:
+            raise InvalidRequest("a choice must not hold a NUL character", place=place)
 
 
 def _check_filters(params: SamplingParams) -> None:

@@ -40,6 +40,13 @@ class TokenText(Protocol):
         """A new stream, which gives no text for special tokens."""
         ...
 
+    def token_bytes(self, count: int) -> list[bytes]:
+        """What ids 0 to count − 1 add to a text, b"" for special and unknown ones; the text is these, joined.
+
+        Raises InvalidRequest if what a token adds depends on its neighbours.
+        """
+        ...
+
 
 def token_text(backend: Backend, special_ids: frozenset[int]) -> TokenText:
     """By what the tokenizer's decoder does."""
@@ -65,6 +72,9 @@ class ByteLevelText:
     def stream(self) -> TextStream:
         return ByteStream(self._visible)
 
+    def token_bytes(self, count: int) -> list[bytes]:
+        return [self._visible.bytes_of(token_id) for token_id in range(count)]
+
 
 class PieceText:
     """SentencePiece's kind: characters, ▁ for spaces, single bytes where no token fits."""
@@ -83,6 +93,9 @@ class PieceText:
     def stream(self) -> TextStream:
         return PieceStream(self._visible, strips_first_space=self._strips)
 
+    def token_bytes(self, count: int) -> list[bytes]:
+        return [self._visible.bytes_of(token_id) for token_id in range(count)]
+
 
 class OtherText:
     """Any other decoder: word pieces, plain words, ▁ by position."""
@@ -98,6 +111,11 @@ class OtherText:
         return WindowStream(
             lambda token_ids: _decoded(self._backend, token_ids, skip_special_tokens=True),
             lambda token_id: token_id not in self._special_ids,
+        )
+
+    def token_bytes(self, count: int) -> list[bytes]:
+        raise InvalidRequest(
+            "structured output needs a tokenizer whose tokens are bytes; this model's isn't one"
         )
 
 

@@ -24,6 +24,7 @@ class Tokenizer:
     fingerprint       BLAKE2b-128 over the files, hex: equal on both sides of a pair
     vocab_size        number of tokens
     highest_token_id  where ids have gaps, this is more than vocab_size - 1
+    special_ids       tokens that give no text
     chat_templates    sources by name; the usual one is `default`
     """
 
@@ -33,8 +34,8 @@ class Tokenizer:
         self._named = named_tokens(self.files)
         self._backend = load_backend(self.files)
         added = self._backend.get_added_tokens_decoder()
-        special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._text = token_text(self._backend, special_ids)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._text = token_text(self._backend, self.special_ids)
         self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
         plain_size = self._backend.get_vocab_size(with_added_tokens=False)
         self.highest_token_id = max([plain_size - 1, *added])
@@ -129,6 +130,16 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids, all at once; ids outside the vocabulary give no text."""
         return self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self) -> list[bytes]:
+        """What each id, from 0 to the highest, adds to a text's bytes; of special tokens, how they are written.
+
+        Raises InvalidRequest if this tokenizer's tokens aren't bytes, put one behind the other.
+        """
+        found = self._text.token_bytes(self.highest_token_id + 1)
+        for token_id in self.special_ids:
+            found[token_id] = (self._backend.id_to_token(token_id) or "").encode()
+        return found
 
     def stream(self) -> TextStream:
         """A new incremental detokenizer; special tokens give no text."""

@@ -32,7 +32,6 @@ from pdserve.messages import (
     Abort,
     Credits,
     Demand,
-    Down,
     FirstToken,
     Load,
     Progress,
@@ -41,6 +40,7 @@ from pdserve.messages import (
     StartPrefill,
 )
 from pdserve.owner import Post
+from pdserve.token_matcher import TokenMatcher
 from pdserve.worker.deadlines import Deadlines
 from pdserve.worker.drain import Drain
 from pdserve.worker.messages import (
@@ -105,7 +105,7 @@ class PrefillCore:
     def handle(self, message: object) -> None:
         match message:
             case FromSession():
-                self._on_session_message(message.session_id, message.message, message.received_s)
+                self._on_session_message(message)
             case LeaseClosed():
                 self._on_lease_closed(message)
             case LinkChanged(decode_worker, up, _):
@@ -152,12 +152,13 @@ class PrefillCore:
 
     # --- messages of routers
 
-    def _on_session_message(self, session_id: int, message: Down, received_s: float | None) -> None:
+    def _on_session_message(self, received: FromSession) -> None:
+        session_id = received.session_id
         if session_id not in self._replies:
             return  # it ended while this was on its way
-        match message:
-            case StartPrefill():
-                self._on_start(session_id, message, received_s)
+        match received.message:
+            case StartPrefill() as start:
+                self._on_start(start, received)
             case Abort(handle):
                 self._end_silently(
                     self._attempts.get(handle), session_id, RequestCancelled("aborted by the router")
@@ -166,14 +167,15 @@ class PrefillCore:
                 self._credits.demand(session_id, num_queued_tokens)
             case StartDecode(handle=handle):
                 self._replies.refuse(session_id, handle, InvalidRequest("this worker's role is prefill"))
-            case _:
-                raise InvariantViolated("not for the engine", kind=type(message).__name__)
+            case other:
+                raise InvariantViolated("not for the engine", kind=type(other).__name__)
 
-    def _on_start(self, session_id: int, start: StartPrefill, received_s: float | None) -> None:
+    def _on_start(self, start: StartPrefill, received: FromSession) -> None:
+        session_id = received.session_id
         if start.handle in self._attempts or start.lease_id in self._by_lease:
             self._replies.ignore("attempt.repeated", handle=start.handle, lease=start.lease_id)
             return
-        error = self._why_not(start)
+        error = self._why_not(start, received.matcher)
         num_tokens = len(start.token_ids)
         if error is None and not self._credits.take(session_id, num_tokens):
             error = Overloaded(
@@ -182,9 +184,9 @@ class PrefillCore:
         if error is not None:
             self._replies.refuse(session_id, start.handle, error)
             return
-        self._accept(session_id, start, self._clock.now_s() if received_s is None else received_s)
+        self._accept(start, received)
 
-    def _why_not(self, start: StartPrefill) -> PdserveError | None:
+    def _why_not(self, start: StartPrefill, matcher: TokenMatcher | None) -> PdserveError | None:
         """What forbids to start it at all."""
         num_tokens = len(start.token_ids)
         if self._drain.has_begun:
@@ -199,16 +201,20 @@ class PrefillCore:
             )
         if start.decode_worker not in self._links:
             return WorkerLost("no link to that decode worker is up", decode_worker=str(start.decode_worker))
+        if matcher is None and start.key.params.structure is not None:
+            return InvariantViolated("a structure without its matcher", handle=start.handle)
         return None
 
-    def _accept(self, session_id: int, start: StartPrefill, received_s: float) -> None:
-        num_tokens = len(start.token_ids)
+    def _accept(self, start: StartPrefill, received: FromSession) -> None:
+        session_id, num_tokens = received.session_id, len(start.token_ids)
+        received_s = self._clock.now_s() if received.received_s is None else received.received_s
         seq = Sequence(
             handle=start.handle,
             session_id=session_id,
             ids=list(start.token_ids),
             num_prompt_tokens=start.num_prompt_tokens,
             key=start.key,
+            matcher=received.matcher,
             cache_salt=start.cache_salt,
             num_strikes=start.num_strikes,
             takes_hits=start.key.params.prompt_logprobs is None,  # of a hit there is KV, but no logits

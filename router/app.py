@@ -42,6 +42,7 @@ from router.metrics import RouterMetrics
 from router.operators import Operators
 from router.placement import Placer
 from router.status import read_placements, read_status
+from router.structures import Structures
 from router.text import ModelText, Work
 
 log = structlog.get_logger()
@@ -56,6 +57,7 @@ class RouterApp:
     router_id   "" = router.id, or drawn
     tokenizer   of router.model, for good; None = the first worker sends it
     work        where tokenizing runs: ThreadWork, or InlineWork under virtual time
+    structure_work  where structures are compiled: as `work` if there is none of its own
     on_serving  called when requests become, or cease to be, servable: a pair, or a worker alone, is usable
     """
 
@@ -66,6 +68,7 @@ class RouterApp:
         random: Random,
         *,
         work: Work,
+        structure_work: Work | None = None,
         router_id: str = "",
         tokenizer: Tokenizer | None = None,
         registry: CollectorRegistry | None = None,
@@ -90,6 +93,14 @@ class RouterApp:
             self.metrics,
         )
         self.explanations = Explanations(clock)
+        self._tasks = asyncio.TaskGroup()
+        structures = Structures(
+            structure_work or work,
+            self._tasks.create_task,
+            clock,
+            self.metrics,
+            config.router.structure_compile_s,
+        )
         self._parts = Parts(
             config=config,
             clock=clock,
@@ -98,6 +109,7 @@ class RouterApp:
             fleet=self.fleet,
             admission=self.admission,
             text=self.text,
+            structures=structures,
             metrics=self.metrics,
             learner=Learner(placer.weights, clock, self.metrics),
             explanations=self.explanations,
@@ -105,7 +117,6 @@ class RouterApp:
         self._conductors: dict[str, Conductor] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._tasks = asyncio.TaskGroup()
         self._ticker: asyncio.TimerHandle | None = None
         self._serving = False
         self._on_serving = on_serving

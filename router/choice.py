@@ -9,11 +9,13 @@ from typing import Protocol
 
 from pdserve.clock import Clock
 from pdserve.detokenizer import TextStream
+from pdserve.errors import InvalidRequest, InvariantViolated, RowFailed
 from pdserve.messages import Finished as DecodeFinished
 from pdserve.messages import FirstToken, TokenLogprobs
 from pdserve.messages import Started as DecodeStarted
 from pdserve.request import Finished, ResumeChoice, Tokens, Usage
-from pdserve.sampling import FinishReason, SampleKey, finish_reason
+from pdserve.sampling import FinishReason, SampleKey
+from pdserve.token_matcher import TokenMatcher, finish_by
 from router.attempt_contract import AttemptFacts
 from router.decode_energy import DecodeEnergy
 from router.metrics import RouterMetrics
@@ -31,6 +33,7 @@ class Choice:
     """Takes the tokens of its attempts in, each index once, and gives them out. Event-loop thread only.
 
     output             takes Tokens; several choices may share it
+    matcher            of the structure that its text must have
     asks_for_scores    of the prompt's tokens the logprobs are wanted, from this choice's attempts
     shows_logprobs     False: they are made to compare choices only
     on_begin           called with the number of cached prompt tokens before the first token is given out
@@ -48,6 +51,7 @@ class Choice:
         clock: Clock,
         metrics: RouterMetrics,
         *,
+        matcher: TokenMatcher | None = None,
         asks_for_scores: bool,
         shows_logprobs: bool,
         on_begin: Callable[[int], None],
@@ -72,6 +76,7 @@ class Choice:
         self._shows_logprobs = shows_logprobs
         self._held_logprobs: deque[TokenLogprobs] = deque()  # of tokens not given out yet
         self._stream = stream
+        self._matcher = matcher
         self._stop = StopText(key.params.stop, key.params.include_stop)
         self._output = output
         self._clock = clock
@@ -106,10 +111,19 @@ class Choice:
         """Take over what the client was shown by another router, without showing it again.
 
         Ends the choice if these tokens end it, or if the client knows that it has ended.
+        Raises InvalidRequest if the structure doesn't allow them.
         """
-        for token_id in held.token_ids:
+        for index, token_id in enumerate(held.token_ids):
             if self.reason is None:
-                self._take(token_id)
+                try:
+                    self._take(token_id)
+                except InvariantViolated as broken:
+                    raise InvalidRequest(
+                        "resume.token_ids are no beginning of the structure",
+                        choice=self.index,
+                        index=index,
+                        value=token_id,
+                    ) from broken
         self._stop.flush()  # whatever this router would hold back, the client has it
         self.num_shown = self.num_generated
         if self.reason is None:
@@ -209,7 +223,10 @@ class Choice:
         """Append one token; returns what may be shown now, and sets the reason if it is the last."""
         self.ids.append(token_id)
         num_generated = self.num_generated
-        reason = finish_reason(self.key, token_id, num_generated)
+        try:
+            reason = finish_by(self.key, token_id, num_generated, self._matcher)
+        except RowFailed as error:
+            raise InvariantViolated("a worker's token breaks the structure", **error.fields) from error
         hidden = reason in (FinishReason.EOS, FinishReason.STOP_TOKEN) and not self.key.params.include_stop
         text = "" if hidden else self._stream.step((token_id,))
         if reason is not None:

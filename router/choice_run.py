@@ -25,6 +25,7 @@ from router.metrics import RouterMetrics
 from router.need import Need
 from router.placement import Placement
 from router.progress_timer import CallLater
+from router.structures import Structures
 from router.text import ModelText
 from router.ticket import Ticket
 from router.tries import Tries
@@ -45,6 +46,7 @@ class Parts:
     fleet: Fleet
     admission: Admission
     text: ModelText
+    structures: Structures
     metrics: RouterMetrics
     learner: Learner
     explanations: Explanations

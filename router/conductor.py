@@ -19,7 +19,7 @@ from pdserve.errors import (
 from pdserve.ids import draw_id64
 from pdserve.messages import TokenLogprobs
 from pdserve.request import GenerateRequest, Started, Tokens
-from pdserve.sampling import SampleKey, SamplingParams
+from pdserve.sampling import SampleKey, SamplingParams, end_token_ids
 from pdserve.tokenizer import Tokenizer
 from router.best_of import KeptTokens, best
 from router.choice import Choice
@@ -27,8 +27,9 @@ from router.choice_run import Asked, ChoiceRun, Parts
 from router.identity import ModelIdentity
 from router.output import Output
 from router.prompt_parts import prompt_parts
+from router.structures import Compiled
 from router.summary import log_finished
-from router.validation import check_ids, check_model, check_possible, resolve_max_tokens
+from router.validation import check_ids, check_model, check_possible, check_start, resolve_max_tokens
 
 log = structlog.get_logger()
 
@@ -181,7 +182,7 @@ class Conductor:
     # --- before any reservation
 
     async def _prepare(self, give_back: Callable[[], None]) -> None:
-        """Tokenize, check against the model, make the choices. give_back: the place in the queue."""
+        """Tokenize, check against the model, compile, make the choices. give_back: the place in the queue."""
         request, parts = self.request, self._parts
         tokenizer = await parts.text.get(parts.config.timeouts.worker_wait_s)
         identity = await parts.fleet.get_identity(parts.config.timeouts.worker_wait_s)
@@ -203,11 +204,20 @@ class Conductor:
             bad_word_ids=await parts.text.bad_word_ids(tokenizer, request.sampling.bad_words),
         )
         check_possible(key, identity.vocab_size)
+        compiled = await self._compile_structure(key, tokenizer)
         parts.metrics.prompt_tokens.inc(len(self.prompt_ids))
         for index in range(request.num_generated_choices):
-            choice = self._make_choice(replace(key, choice=index), tokenizer)
+            choice = self._make_choice(replace(key, choice=index), tokenizer, compiled)
             self.choices.append(choice)
             self.runs.append(self._make_run(choice, identity, give_back))
+
+    async def _compile_structure(self, key: SampleKey, tokenizer: Tokenizer) -> Compiled | None:
+        structure = key.params.structure
+        if structure is None:
+            return None
+        compiled = await self._parts.structures.compile(structure, tokenizer)
+        check_start(key, compiled.matcher(end_token_ids(key)))
+        return compiled
 
     async def _read_prompt(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         request, text = self.request, self._parts.text
@@ -230,7 +240,7 @@ class Conductor:
         logprobs = 0 if params.logprobs is None and self._kept is not None else params.logprobs
         return replace(params, bad_words=(), logprobs=logprobs, prompt_logprobs=self._prompt_logprobs)
 
-    def _make_choice(self, key: SampleKey, tokenizer: Tokenizer) -> Choice:
+    def _make_choice(self, key: SampleKey, tokenizer: Tokenizer, compiled: Compiled | None) -> Choice:
         parts, request = self._parts, self.request
         is_first = key.choice == 0
         if self._kept is not None:
@@ -243,6 +253,7 @@ class Conductor:
             self.received_s,
             parts.clock,
             parts.metrics,
+            matcher=None if compiled is None else compiled.matcher(end_token_ids(key)),
             asks_for_scores=is_first and self._prompt_logprobs is not None and len(self.prompt_ids) > 1,
             shows_logprobs=request.sampling.logprobs is not None,
             on_begin=self._begin_stream,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_COMPILE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 
@@ -46,6 +47,26 @@ class RouterMetrics:
         self.tokens = Counter(
             "pdserve_completion_tokens",
             "Tokens of all choices, those of best_of that are not given out among them.",
+            registry=registry,
+        )
+        self.structures_compiled = Counter(
+            "pdserve_structures_compiled",
+            "Structures compiled, or tried, by kind.",
+            ["kind"],
+            registry=registry,
+        )
+        self.structure_compile_s = Histogram(
+            "pdserve_structure_compile_seconds", "What that took.", registry=registry, buckets=_COMPILE_S
+        )
+        self.structure_hits = Counter(
+            "pdserve_structure_cache_hits",
+            "Requests whose structure was compiled already, or just being so.",
+            registry=registry,
+        )
+        self.structures_refused = Counter(
+            "pdserve_structures_refused",
+            "Requests whose structure can't be compiled.",
+            ["kind"],
             registry=registry,
         )
         self.overrun_tokens = Counter(

@@ -24,6 +24,7 @@ from router.admin_door import AdminServicer
 from router.app import RouterApp
 from router.door import InferenceServicer
 from router.model_folder import load_tokenizer
+from router.structures import NUM_THREADS
 from router.text import ThreadWork
 
 log = structlog.get_logger()
@@ -48,13 +49,16 @@ async def run_router(config: Config, stop_grace_s: float = STOP_GRACE_S) -> int:
     log.info("config.effective", **config.effective())
     secret = read_secret(config.cluster.secret_file)  # before the loop has anything else to do
     tokenizer = load_tokenizer(config.router.model) if config.router.model else None
-    work = ThreadWork()
+    work, structure_work = ThreadWork(), ThreadWork(NUM_THREADS, "structures")
     try:
         async with StopSignals() as stop, asyncio.TaskGroup() as tasks:
-            process = _Process(config, router_id, secret, clock, random, work, tasks, tokenizer, stop_grace_s)
+            process = _Process(
+                config, router_id, secret, clock, random, work, structure_work, tasks, tokenizer, stop_grace_s
+            )
             await process.run(stop)
     finally:
         work.close()
+        structure_work.close()
     return EXIT_OK
 
 
@@ -69,6 +73,7 @@ class _Process:
         clock: Clock,
         random: Random,
         work: ThreadWork,
+        structure_work: ThreadWork,
         tasks: asyncio.TaskGroup,
         tokenizer: Tokenizer | None,
         stop_grace_s: float,
@@ -85,6 +90,7 @@ class _Process:
             random,
             router_id=router_id,
             work=work,
+            structure_work=structure_work,
             tokenizer=tokenizer,
             registry=self._registry,
             on_serving=lambda serving: self._health_changed.set(),

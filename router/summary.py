@@ -50,11 +50,13 @@ def log_finished(
         "num_completion_tokens": sum(choice.num_generated for choice in ended.choices),
         "took_s": round(now_s - ended.received_s, 4),
     }
+    structure = ended.request.sampling.structure
     if ended.choices:
         first = ended.choices[0]
         timings = first.times.timings(now_s)
         fields |= {
             "num_choices": len(ended.choices),
+            "structure": "" if structure is None else structure.kind.value,
             "num_cached_tokens": first.num_cached_tokens or 0,
             "reasons": [choice.reason.value if choice.reason else "" for choice in ended.choices],
             "attempts": sum(run.tries.num_attempts for run in ended.runs),

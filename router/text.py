@@ -35,10 +35,10 @@ class InlineWork:
 
 
 class ThreadWork:
-    """A few threads; tokenizers release the interpreter while they work."""
+    """A few threads; tokenizers and the grammar library release the interpreter while they work."""
 
-    def __init__(self, num_threads: int = 2) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
+    def __init__(self, num_threads: int = 2, name: str = "tokenize") -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
 
     async def run(self, call: Callable[[], T], /) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)

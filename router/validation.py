@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from pdserve.errors import InvalidRequest, UnknownModel
 from pdserve.request import GenerateRequest
-from pdserve.sampling import SampleKey, forbidden_until_min
+from pdserve.sampling import SampleKey, forbidden_now, forbidden_until_min
+from pdserve.token_matcher import TokenMatcher, ids_of
 
 
 def check_model(asked: str, served: str) -> None:
@@ -45,6 +46,21 @@ def check_possible(key: SampleKey, vocab_size: int) -> None:
         raise InvalidRequest(
             "no token is left: banned_token_ids, bad_words and, before min_tokens, the ends rule out all allowed ones",
             allowed=len(allowed),
+        )
+
+
+def check_start(key: SampleKey, matcher: TokenMatcher) -> None:
+    """Raises InvalidRequest if the request's other settings rule out whatever its structure may begin with."""
+    params = key.params
+    if not (params.allowed_token_ids or params.banned_token_ids or key.bad_word_ids or params.min_tokens):
+        return
+    left = set(ids_of(matcher.mask())).difference(forbidden_now(key, (), 0))
+    if params.allowed_token_ids:
+        left.intersection_update(params.allowed_token_ids)
+    if not left and params.structure is not None:
+        raise InvalidRequest(
+            f"no token is left: allowed and banned ids, bad_words and min_tokens rule out all that "
+            f"{params.structure.kind.value} may begin with"
         )
 
 

@@ -17,7 +17,8 @@ from pdserve.engine.sequence import Sequence, SequenceState
 from pdserve.engine.sequence_blocks import SequenceBlocks
 from pdserve.engine.step_stats import EngineLoad, StepStats
 from pdserve.errors import InvariantViolated, RowFailed, StepFailed
-from pdserve.sampling import finish_reason
+from pdserve.sampling import FinishReason
+from pdserve.token_matcher import finish_by
 
 log = structlog.get_logger()
 
@@ -174,28 +175,43 @@ class Engine:
                 num_tokens=len(taken.seq.ids),
                 how=type(taken).__name__,
             )
-        if not plan.rows:
+        planned, rows = self._rows(plan.rows, events)
+        if not rows:
             return events
         self._stats.begin()
         self.num_steps += 1
         # Of the first chunk of each row that isn't a decode: counted before the rows' states change.
         num_prefill_tokens = sum(
-            row.num_tokens for row in plan.rows if row.seq.state is SequenceState.PREFILLING
+            row.num_tokens for row in planned if row.seq.state is SequenceState.PREFILLING
         )
         try:
-            outputs = self._run(plan.rows)
+            outputs = self._run(planned, rows)
         except (
             Exception
         ) as error:  # the model's outermost frame: whatever it raises ends these sequences, no others
-            events.append(self._step_died(plan.rows, error))
+            events.append(self._step_died(planned, error))
         else:
-            for row, output in zip(plan.rows, outputs, strict=True):
+            for row, output in zip(planned, outputs, strict=True):
                 self._take_output(row, output, events)
         self._stats.end(num_prefill_tokens=num_prefill_tokens, more_follows=self.has_work)
         return events
 
-    def _run(self, planned: Seq[PlannedRow]) -> list[RowOutput]:
-        rows = [_row(row) for row in planned]
+    def _rows(
+        self, planned: Seq[PlannedRow], events: list[EngineEvent]
+    ) -> tuple[list[PlannedRow], list[Row]]:
+        """What the runner is given; a sequence whose structure can't be followed any more dies before it."""
+        living: list[PlannedRow] = []
+        rows: list[Row] = []
+        for row in planned:
+            try:
+                rows.append(_row(row))
+            except RowFailed as error:
+                self._row_died(row.seq, error, events)
+            else:
+                living.append(row)
+        return living, rows
+
+    def _run(self, planned: Seq[PlannedRow], rows: Seq[Row]) -> list[RowOutput]:
         outputs = self.runner.run(rows)
         if len(outputs) != len(planned):
             raise InvariantViolated(
@@ -218,11 +234,14 @@ class Engine:
             self._count_energy(seq, output.energy_j)
         if error is None and token_id is not None and not 0 <= token_id < self.runner.card.vocab_size:
             error = RowFailed("sampled an id outside the vocabulary", token_id=token_id)
+        finish: FinishReason | None = None
+        if error is None and row.samples and token_id is not None:
+            try:
+                finish = finish_by(seq.key, token_id, seq.num_generated + 1, seq.matcher)
+            except RowFailed as broken:
+                error = broken
         if error is not None:
-            log.warning("sequence.died", handle=seq.handle, error=str(error))
-            seq.may_be_cached = False
-            self._leave(seq)
-            events.append(RowDied(seq, error))
+            self._row_died(seq, error, events)
             return
         if output.scores:
             first = max(seq.num_computed + 1, seq.num_scored)
@@ -237,13 +256,18 @@ class Engine:
         assert token_id is not None, "checked behind the runner"
         seq.ids.append(token_id)
         first, seq.has_sampled, seq.takes_hits = not seq.has_sampled, True, True
-        finish = finish_reason(seq.key, token_id, seq.num_generated)
         if finish is not None or not seq.then_decode:
             self._leave(seq)
         elif seq.state is SequenceState.PREFILLING:
             self._scheduler.remove(seq)
             self._scheduler.add_running(seq)
         events.append(Sampled(seq, token_id, output.logprobs, finish, first))
+
+    def _row_died(self, seq: Sequence, error: RowFailed, events: list[EngineEvent]) -> None:
+        log.warning("sequence.died", handle=seq.handle, error=str(error))
+        seq.may_be_cached = False
+        self._leave(seq)
+        events.append(RowDied(seq, error))
 
     def _step_died(self, planned: Seq[PlannedRow], cause: Exception) -> StepDied:
         sound = self.pool.adds_up() and self.runner.card.step_errors_are_sound
@@ -285,7 +309,10 @@ def _row(row: PlannedRow) -> Row:
     seq = row.seq
     end = seq.num_computed + row.num_tokens
     token_ids = seq.ids[-1:] if row.num_tokens == 1 and row.samples else seq.ids[seq.num_computed : end]
-    sample = SampleSpec(seq.key, seq.ids, seq.num_prompt_tokens) if row.samples else None
+    sample: SampleSpec | None = None
+    if row.samples:
+        mask = None if seq.matcher is None else seq.matcher.mask()
+        sample = SampleSpec(seq.key, seq.ids, seq.num_prompt_tokens, mask)
     return Row(token_ids, seq.num_computed, seq.block_table, sample, _score(seq, end))
 
 

@@ -21,8 +21,10 @@ from dataclasses import dataclass
 
 import xxhash
 
+from pdserve.engine.token_mask import allows
 from pdserve.messages import TokenLogprobs
-from pdserve.sampling import SampleKey, SamplingParams, finish_reason, forbidden_now
+from pdserve.sampling import SampleKey, SamplingParams, forbidden_now
+from pdserve.token_matcher import TokenMask, TokenMatcher, finish_by
 
 RECORD_WORDS = 4  # kv_heads 2 × layers 1 × (k, v)
 EOS_ID = 256
@@ -90,6 +92,11 @@ def allowed_by(key: SampleKey) -> Allowed:
     return frozenset(allowed).__contains__ if allowed else _all
 
 
+def both(may: Allowed, mask: TokenMask) -> Allowed:
+    """By the mask, too."""
+    return lambda token_id: may(token_id) and allows(mask, token_id)
+
+
 def _all(token_id: int) -> bool:
     return True
 
@@ -110,12 +117,14 @@ def expected_choice(
     *,
     num_prompt_tokens: int | None = None,
     rule: FakeRule | None = None,
+    matcher: TokenMatcher | None = None,
 ) -> list[int]:
     """What the fake model answers to a prompt until the key's conditions end it.
 
     num_prompt_tokens  where generated tokens begin if prompt_ids holds replayed ones; they aren't given again
+    matcher            of the structure, where the key has one; it has taken in the replayed ones
     """
-    return list(answering(prompt_ids, key, num_prompt_tokens=num_prompt_tokens, rule=rule))
+    return list(answering(prompt_ids, key, num_prompt_tokens=num_prompt_tokens, rule=rule, matcher=matcher))
 
 
 def answering(
@@ -124,10 +133,11 @@ def answering(
     *,
     num_prompt_tokens: int | None = None,
     rule: FakeRule | None = None,
+    matcher: TokenMatcher | None = None,
 ) -> Iterator[int]:
     """The tokens of `expected_choice` one by one; O(1) each."""
     for token_id, _ in answering_with_logprobs(
-        prompt_ids, key, num_prompt_tokens=num_prompt_tokens, rule=rule
+        prompt_ids, key, num_prompt_tokens=num_prompt_tokens, rule=rule, matcher=matcher
     ):
         yield token_id
 
@@ -138,11 +148,12 @@ def answering_with_logprobs(
     *,
     num_prompt_tokens: int | None = None,
     rule: FakeRule | None = None,
+    matcher: TokenMatcher | None = None,
 ) -> Iterator[tuple[int, TokenLogprobs | None]]:
     """As `answering`, each with its logprobs if the key asks for them. Ends too when every token is ruled out."""
     rule = rule or FakeRule()
     num_prompt_tokens = len(prompt_ids) if num_prompt_tokens is None else num_prompt_tokens
-    may = allowed_by(key)
+    by_key = allowed_by(key)
     top = key.params.logprobs
     hasher = xxhash.xxh3_64()
     word = 0
@@ -152,12 +163,13 @@ def answering_with_logprobs(
         hasher.update(record(word))
     while True:
         digest = hasher.intdigest()
+        may = by_key if matcher is None else both(by_key, matcher.mask())
         sampled = rule.next_token(digest, ids, num_prompt_tokens, key, may)
         if sampled is None:
             return
         yield sampled, None if top is None else rule.logprobs(digest, len(ids), sampled, top)
         ids.append(sampled)
-        if finish_reason(key, sampled, len(ids) - num_prompt_tokens) is not None:
+        if finish_by(key, sampled, len(ids) - num_prompt_tokens, matcher) is not None:
             return
         word = link(word, sampled)
         hasher.update(record(word))

@@ -15,8 +15,7 @@ import xxhash
 
 from pdserve.engine import fake_rule
 from pdserve.engine.layout import KvLayout
-from pdserve.engine.port import ModelCard, Row, RowOutput, ScoreSpec, TokenMask
-from pdserve.engine.token_mask import allows
+from pdserve.engine.port import ModelCard, Row, RowOutput, ScoreSpec, nothing_left
 from pdserve.errors import RowFailed
 from pdserve.messages import TokenLogprobs
 
@@ -172,10 +171,10 @@ class FakeRunner:
         digest = xxhash.xxh3_64_intdigest(self._read(row, position).data)
         may = fake_rule.allowed_by(spec.key)
         if spec.mask is not None:
-            may = _both(may, spec.mask)
+            may = fake_rule.both(may, spec.mask)
         token_id = self._rule.next_token(digest, spec.ids, spec.num_prompt_tokens, spec.key, may)
         if token_id is None:
-            return RowOutput(error=RowFailed("every token is ruled out", position=position))
+            return RowOutput(error=nothing_left(spec))
         top = spec.key.params.logprobs
         logprobs = None if top is None else self._rule.logprobs(digest, position, token_id, top)
         return RowOutput(token_id, logprobs, scores=scores)
@@ -195,7 +194,3 @@ class FakeRunner:
         table = row.block_table[: self._layout.blocks_for(num_positions)]
         records = self._records[table].transpose(0, 2, 1).reshape(-1, fake_rule.RECORD_WORDS)[:num_positions]
         return np.ascontiguousarray(records)
-
-
-def _both(may: fake_rule.Allowed, mask: TokenMask) -> fake_rule.Allowed:
-    return lambda token_id: may(token_id) and allows(mask, token_id)

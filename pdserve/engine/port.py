@@ -9,15 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from pdserve.engine.layout import KvLayout
 from pdserve.errors import RowFailed
 from pdserve.messages import TokenLogprobs
 from pdserve.sampling import SampleKey
-
-TokenMask = npt.NDArray[np.int32]
+from pdserve.token_matcher import TokenMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +21,7 @@ class SampleSpec:
     """Sample the token behind `ids`; a pure function of these values and the logits.
 
     ids   prompt and tokens so far; the sampled token gets position len(ids)
-    mask  which tokens a grammar allows here, as bits: token t is bit t % 32 of word t // 32; None = all.
-          [ceil(vocabulary / 32)] int32
+    mask  which tokens the request's structure allows here; None = all
     """
 
     key: SampleKey
@@ -101,6 +96,17 @@ class ModelCard:
     cache_seed: bytes
     step_errors_are_sound: bool = True
     gpus: tuple[int, ...] = ()
+
+
+def nothing_left(spec: SampleSpec) -> RowFailed:
+    """The error of a row that has no token to sample from: with a structure, two wishes of its request collide."""
+    structure = spec.key.params.structure
+    if structure is None:
+        return RowFailed("every token is ruled out", position=len(spec.ids))
+    return RowFailed(
+        f"what {structure.kind.value} allows here, the request's other settings or the vocabulary rule out",
+        position=len(spec.ids),
+    )
 
 
 class Runner(Protocol):

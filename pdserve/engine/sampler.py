@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine import philox
-from pdserve.engine.port import RowOutput, SampleSpec
+from pdserve.engine.port import RowOutput, SampleSpec, nothing_left
 from pdserve.engine.token_changes import NEVER, changed, changes_nothing
 from pdserve.engine.token_filters import filtered
 from pdserve.engine.token_scores import token_logprobs
@@ -82,16 +82,12 @@ def _sample_changed(logits: Tensor, spec: SampleSpec) -> int | RowFailed:
     if spec.key.params.temperature > 0:
         return _sample_filtered(shaped, spec)
     token_id = int(shaped.argmax())
-    return _nothing_left(spec) if shaped[token_id] == NEVER else token_id
+    return nothing_left(spec) if shaped[token_id] == NEVER else token_id
 
 
 def _sample_filtered(logits: Tensor, spec: SampleSpec) -> int | RowFailed:
     candidates = filtered(logits, spec.key.params)
-    return _nothing_left(spec) if candidates is None else candidates.draw(_uniform(spec))
-
-
-def _nothing_left(spec: SampleSpec) -> RowFailed:
-    return RowFailed("every token is ruled out", position=len(spec.ids))
+    return nothing_left(spec) if candidates is None else candidates.draw(_uniform(spec))
 
 
 def _uniform(spec: SampleSpec) -> float:

@@ -7,6 +7,7 @@ from enum import Enum
 
 from pdserve.engine.phase_energy import PhaseEnergy
 from pdserve.sampling import SampleKey
+from pdserve.token_matcher import TokenMatcher
 
 
 class SequenceState(Enum):
@@ -31,6 +32,7 @@ class Sequence:
 
     ids                prompt (with replayed tokens) and what was sampled since
     num_prompt_tokens  where generated tokens begin in ids, for sampling and usage
+    matcher            has taken in what was generated; None = any text will do
     num_strikes        failed steps the request was part of; with one it runs alone
     takes_hits         False: computes all its positions itself (prompt logprobs)
     block_table        blocks that it holds a reference on, in logical order
@@ -47,6 +49,7 @@ class Sequence:
     ids: list[int]
     num_prompt_tokens: int
     key: SampleKey
+    matcher: TokenMatcher | None = None
     cache_salt: str = ""
     num_strikes: int = 0
     takes_hits: bool = True

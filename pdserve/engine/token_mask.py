@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pdserve.engine.port import TokenMask
+from pdserve.token_matcher import TokenMask
 
 
 def num_words(vocab_size: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.sampling import SamplingParams
+from pdserve.structure import Structure, StructureKind
 
 # Sent only where they differ from the default: few requests set them.
 _RARE = (
@@ -26,6 +27,8 @@ def params_to(params: SamplingParams) -> pb.SamplingParams:
         value = getattr(params, name)
         if value != getattr(_DEFAULTS, name):
             fields[name] = value
+    if params.structure is not None:
+        fields[params.structure.kind.value] = _structure_to(params.structure)
     return pb.SamplingParams(logit_bias=dict(params.logit_bias), **fields)
 
 
@@ -41,5 +44,29 @@ def params_from(msg: pb.SamplingParams) -> SamplingParams:
         include_stop=msg.include_stop,
         ignore_eos=msg.ignore_eos,
         logit_bias=tuple(sorted(msg.logit_bias.items())),
+        structure=_structure_from(msg),
         **fields,
     )
+
+
+def _structure_to(structure: Structure) -> str | bool | pb.Choices:
+    match structure.kind:
+        case StructureKind.JSON_OBJECT:
+            return True
+        case StructureKind.CHOICES:
+            return pb.Choices(texts=structure.texts)
+        case _:
+            return structure.text
+
+
+def _structure_from(msg: pb.SamplingParams) -> Structure | None:
+    """json_object = false asks for nothing."""
+    match msg.WhichOneof("structure"):
+        case None:
+            return None
+        case "json_object":
+            return Structure(StructureKind.JSON_OBJECT) if msg.json_object else None
+        case "choices":
+            return Structure(StructureKind.CHOICES, tuple(msg.choices.texts))
+        case name:
+            return Structure(StructureKind(name), (getattr(msg, name),))

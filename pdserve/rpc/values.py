@@ -36,6 +36,7 @@ REASONS = {
     ipb.FINISH_REASON_EOS: FinishReason.EOS,
     ipb.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
     ipb.FINISH_REASON_STOP_TEXT: FinishReason.STOP_TEXT,
+    ipb.FINISH_REASON_STRUCTURE: FinishReason.STRUCTURE,
 }
 ROLE_NUMBERS = {role: number for number, role in ROLES.items()}
 PHASE_NUMBERS = {phase: number for number, phase in PHASES.items()}

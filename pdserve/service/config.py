@@ -106,6 +106,9 @@ class RouterConfig:
         unit="tokens",
         least=0,
     )
+    structure_compile_s: float = _positive(
+        2.0, "how long a request's schema, regex or grammar may take to compile"
+    )
     max_message_bytes: int = setting(
         64 << 20, "largest gRPC message that is accepted, here and on workers", unit="bytes", least=1 << 16
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pdserve.ids import WorkerRef
 from pdserve.messages import Down, Up
+from pdserve.token_matcher import TokenMatcher
 
 # --- loop -> engine
 
@@ -34,11 +35,13 @@ class FromSession:
     """One message of a router.
 
     received_s  when the loop read it, by the worker's clock; None = now. The engine's step in between is waiting, too.
+    matcher     of a start whose request has a structure; it has taken in what the request has generated already
     """
 
     session_id: int
     message: Down
     received_s: float | None = None
+    matcher: TokenMatcher | None = None
 
 
 @dataclass(frozen=True, slots=True)

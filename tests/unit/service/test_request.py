@@ -29,6 +29,7 @@ from pdserve.request import (
 )
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.sampling import FinishReason, SamplingParams
+from pdserve.structure import Structure, StructureKind
 
 
 def message(**fields: Any) -> pb.GenerateRequest:
@@ -128,23 +129,53 @@ def test_bad_requests_are_refused_by_name(msg: pb.GenerateRequest, said: str) ->
         GenerateRequest.from_proto(msg, max_n=4 if msg.sampling.n > 1 else 1, vocab_size=100)
 
 
-LATER: dict[str, Any] = {
-    "json_schema": "{}",
-    "regex": "a+",
-    "grammar": "root ::= 'a'",
-    "choices": pb.Choices(texts=["a"]),
+STRUCTURES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "json_schema": ("{}", ("{}",)),
+    "json_object": (True, ()),
+    "regex": ("a+", ("a+",)),
+    "grammar": ("root ::= 'a'", ("root ::= 'a'",)),
+    "choices": (pb.Choices(texts=["a", "b"]), ("a", "b")),
 }
 
 
-@pytest.mark.parametrize("name", LATER)
-def test_what_does_not_work_yet_is_refused_by_name(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{name} is not supported yet"):
-        GenerateRequest.from_proto(sampling(**{name: LATER[name]}))
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_structure_comes_through_both_ways(name: str) -> None:
+    value, texts = STRUCTURES[name]
+    request = GenerateRequest.from_proto(sampling(**{name: value}))
+    assert request.sampling.structure == Structure(StructureKind(name), texts)
+    assert GenerateRequest.from_proto(request.to_proto()) == request
 
 
-def test_every_sampling_field_is_either_taken_or_refused() -> None:
-    taken = set(SamplingParams.__dataclass_fields__) | {"seed", "n", "best_of", "echo"}
-    assert taken | set(LATER) == {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
+def test_no_json_object_is_no_structure() -> None:
+    assert GenerateRequest.from_proto(sampling(json_object=False)).sampling.structure is None
+
+
+BAD_STRUCTURES: list[tuple[dict[str, Any], str]] = [
+    ({"json_schema": " "}, "json_schema must not be empty"),
+    ({"regex": ""}, "regex must not be empty"),
+    ({"grammar": "\n"}, "grammar must not be empty"),
+    ({"regex": "a" * 65_537}, r"regex is too large \(limit=65536 bytes, value=65537\)"),
+    ({"choices": pb.Choices()}, r"number of choices out of range \(limit=1 to 1024, value=0\)"),
+    ({"choices": pb.Choices(texts=["a"] * 1025)}, "value=1025"),
+    ({"choices": pb.Choices(texts=["a", ""])}, r"limit=1 to 1024, value=0, place=1\)"),
+    ({"choices": pb.Choices(texts=["a" * 1025])}, "value=1025, place=0"),
+    (
+        {"choices": pb.Choices(texts=["a" * 1000] * 70)},
+        r"choices is too large \(limit=65536 bytes, value=70000\)",
+    ),
+    ({"choices": pb.Choices(texts=["a\0"])}, r"must not hold a NUL character \(place=0\)"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), BAD_STRUCTURES, ids=range(len(BAD_STRUCTURES)))
+def test_bad_structures_are_refused_by_name(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        GenerateRequest.from_proto(sampling(**fields))
+
+
+def test_every_sampling_field_is_taken() -> None:
+    taken = set(SamplingParams.__dataclass_fields__) - {"structure"} | {"seed", "n", "best_of", "echo"}
+    assert taken | set(STRUCTURES) == {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
 
 
 def test_every_sampling_field_is_documented() -> None:

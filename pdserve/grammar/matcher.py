@@ -1,0 +1,80 @@
+"""A compiled structure, and how far one choice has come in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from pdserve.errors import RowFailed
+from pdserve.grammar.vocabulary import GrammarVocabulary
+from pdserve.token_matcher import TokenMask
+
+_MOST_CHARACTERS = 200  # of the library's own words
+
+
+class CompiledStructure:
+    """Gives matchers; one owner (copying isn't free of the library's locks).
+
+    ends  ids that are allowed where the text may end
+    """
+
+    def __init__(self, prototype: LLMatcher, vocabulary: GrammarVocabulary) -> None:
+        self._prototype = prototype
+        self._vocabulary = vocabulary
+
+    def matcher(self, ends: Sequence[int], token_ids: Sequence[int] = ()) -> GrammarMatcher:
+        """A new one at the beginning, or behind these ids. Raises RowFailed if they can't be."""
+        matcher = GrammarMatcher(self._prototype.deep_copy(), self._vocabulary, ends)
+        for token_id in token_ids:
+            matcher.take(token_id)
+        return matcher
+
+
+class GrammarMatcher:
+    """The port `TokenMatcher` over the library."""
+
+    def __init__(self, inner: LLMatcher, vocabulary: GrammarVocabulary, ends: Sequence[int]) -> None:
+        self._inner = inner
+        self._vocabulary = vocabulary
+        self._ends = ends
+
+    @property
+    def is_complete(self) -> bool:
+        return self._inner.is_stopped() and not self._inner.is_error()
+
+    def mask(self) -> TokenMask:
+        words = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        self._inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._inner.is_error():
+            raise RowFailed("the structure became too complex on the way", why=library_words(self._inner))
+        if _remove(words, self._vocabulary.end_id):
+            for token_id in self._ends:
+                _add(words, token_id)
+        return words
+
+    def take(self, token_id: int) -> None:
+        if not self._inner.consume_token(token_id):
+            raise RowFailed(
+                "a token that the structure doesn't allow", token_id=token_id, why=library_words(self._inner)
+            )
+
+
+def library_words(matcher: LLMatcher) -> str:
+    """The first line of what the library says of its error; the rest shows its inner state."""
+    return matcher.get_error().split("\n", 1)[0][:_MOST_CHARACTERS]
+
+
+def _remove(words: TokenMask, token_id: int) -> bool:
+    """Take an id out; returns whether it was in."""
+    word, bit = divmod(token_id, 32)
+    bits = words.view(np.uint32)
+    was_in = bool(bits[word] >> np.uint32(bit) & np.uint32(1))
+    bits[word] &= ~(np.uint32(1) << np.uint32(bit))
+    return was_in
+
+
+def _add(words: TokenMask, token_id: int) -> None:
+    word, bit = divmod(token_id, 32)
+    words.view(np.uint32)[word] |= np.uint32(1) << np.uint32(bit)
