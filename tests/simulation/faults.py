@@ -14,6 +14,7 @@ from tests.simulation.aim import STRANGER, Aim, Target, is_stranger
 from tests.simulation.client import Client
 from tests.simulation.cluster import SimRouter, SimWorker
 from tests.simulation.kinds import Fault, Kind, Moment
+from tests.simulation.ledger import Effect
 from tests.simulation.phases import Legs
 from tests.simulation.scenario import BLOCK_SIZE
 from tests.simulation.stage import Stage
@@ -22,6 +23,8 @@ HANG_S = 12.0  # a hanging engine that nobody misses for so long comes back
 TWIN_S = 10.0  # one of two processes must be gone by then, also when no router was there at first
 ONE_OF_TWO_S = 2.0  # the same where nothing else is broken
 SLOWNESS = 15.0
+REFUSED_S = 10.0  # a worker that was told that it doesn't fit comes back so late
+CAME_FIRST = "a stranger is the first worker of a router that has just started"
 LOOK_S = 0.05
 JUST_S = 1e-6  # less is rounding
 DIES_AT = {
@@ -278,7 +281,10 @@ class Chaos:
         )
 
     async def _stranger(self, fault: Fault, target: Target) -> None:
-        """A worker of another model, or of another layout: refused by routers, or by its peers."""
+        """A worker of another model, or of another layout: refused by routers, or by its peers.
+
+        A router that has just started takes its model from the worker that comes first, and refuses the others.
+        """
         self._stage.coverage.add(21, *self._stage.sight.anywhere())
         self._num_made += 1
         of_other_model = int(fault.draw * 1000) % 2 == 0
@@ -289,14 +295,19 @@ class Chaos:
             weights="other weights" if of_other_model else "",
         )
         until_s = self._stage.tape.now_s() + fault.lasts_s
+        came_first: dict[str, Effect] = {}
         while self._stage.tape.now_s() < until_s:
             await asyncio.sleep(LOOK_S)
-            self._see_stranger(stranger, of_other_model=of_other_model)
+            self._see_stranger(stranger, came_first, of_other_model=of_other_model)
         self._stage.ledger.begin("the stranger goes", workers=(stranger.id,))
         stranger.kill()
         del self._stage.cluster.workers[stranger.id]
+        for effect in came_first.values():
+            asyncio.get_running_loop().call_later(REFUSED_S, self._stage.ledger.end, effect)
 
-    def _see_stranger(self, stranger: SimWorker, *, of_other_model: bool) -> None:
+    def _see_stranger(
+        self, stranger: SimWorker, came_first: dict[str, Effect], *, of_other_model: bool
+    ) -> None:
         for router in self._stage.cluster.routers.values():
             member = None if router.app is None else router.app.fleet.get(stranger.id)
             if member is None or router.app is None:
@@ -304,6 +315,8 @@ class Chaos:
             others = [other for other in router.app.fleet.members if other is not member]
             if of_other_model and others:
                 self._stage.violate(f"{router.id} has taken in {stranger.id}, which serves another model")
+            elif of_other_model and router.id not in came_first:
+                came_first[router.id] = self._stage.ledger.begin(CAME_FIRST, routers=(router.id,))
             for prefill, decode in router.app.fleet.topology.usable_pairs():
                 peer = decode if member is prefill else prefill if member is decode else None
                 if peer is not None and not is_stranger(peer.id):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pdserve.messages import Role
 from tests.simulation.client import ClientLog
 from tests.simulation.cluster import SimCluster, SimRouter, SimWorker
+from tests.simulation.faults import CAME_FIRST
 from tests.simulation.log_watch import COUNTED
 from tests.simulation.outages import Outages
 from tests.simulation.stage import Stage
@@ -69,6 +70,12 @@ class Verdicts:
                 return "" if outage else f"its router could always serve within {waited_s} s"
             case "RowFailed":
                 return "" if plan.poison or self._struck.get(plan.name) else "nothing struck it"
+            case "UnknownModel":
+                return (
+                    ""
+                    if self._stage.ledger.happened(CAME_FIRST, router=log.routers[-1])
+                    else "it is this model"
+                )
             case "Draining":
                 return "" if not log.routers else "its router doesn't drain"
             case _ if end in FAULT_ENDS:

@@ -98,6 +98,10 @@ class Ledger:
             for effect in self.effects
         )
 
+    def happened(self, what: str, *, router: str) -> bool:
+        """Whether this befell the router at any time."""
+        return any(effect.what == what and router in effect.routers for effect in self.effects)
+
     def _is_felt(self, effect: Effect, begin_s: float, end_s: float) -> bool:
         over_s = None if effect.ended_s is None else effect.ended_s + self._aftermath_s
         return effect.begun_s <= end_s and (over_s is None or begin_s <= over_s)

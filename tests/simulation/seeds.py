@@ -8,6 +8,7 @@ REGRESSION_SEEDS: dict[int, str] = {
     368: "a router that stopped started an attempt for a request that was cancelled in the same turn",
     100014: "after an abort the engine's idle time counted as a step's: by that rate a request was refused that would "
     "have had its first token at once",
+    100277: "again the simulation: a stranger that comes first at a router that has just started is its model",
     100137: "the simulation itself took two workers that don't fit the cluster for a pair that must serve",
 }
 """Seed -> what it found. The scenarios of seeds change with scenario.py: a unit test holds the bug, too."""
