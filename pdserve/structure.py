@@ -3,8 +3,11 @@ word of a grammar. docs/sampling.md defines each."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Self
 
 
 class StructureKind(Enum):
@@ -26,6 +29,32 @@ class Structure:
 
     kind: StructureKind
     texts: tuple[str, ...] = ()
+
+    @classmethod
+    def json_schema(cls, schema: str | Mapping[str, Any]) -> Self:
+        """JSON that satisfies the schema: as text, or as what json.loads makes of it."""
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        return cls(StructureKind.JSON_SCHEMA, (text,))
+
+    @classmethod
+    def json_object(cls) -> Self:
+        """Any JSON object."""
+        return cls(StructureKind.JSON_OBJECT)
+
+    @classmethod
+    def regex(cls, regex: str) -> Self:
+        """Text that the regex matches as a whole."""
+        return cls(StructureKind.REGEX, (regex,))
+
+    @classmethod
+    def choices(cls, texts: Iterable[str]) -> Self:
+        """One of these texts."""
+        return cls(StructureKind.CHOICES, tuple(texts))
+
+    @classmethod
+    def grammar(cls, grammar: str) -> Self:
+        """A word of a grammar in Lark or GBNF."""
+        return cls(StructureKind.GRAMMAR, (grammar,))
 
     @property
     def text(self) -> str:

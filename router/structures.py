@@ -11,6 +11,7 @@ import structlog
 from pdserve.clock import Clock
 from pdserve.errors import (
     Failure,
+    Incompatible,
     InvalidRequest,
     InvariantViolated,
     PdserveError,
@@ -103,13 +104,20 @@ class Structures:
         return found
 
     async def _read_vocabulary(self, tokenizer: Tokenizer) -> GrammarVocabulary | Failure:
-        from pdserve.grammar.vocabulary import GrammarVocabulary
-
+        """Never raises but CancelledError, as above."""
         begun_s = self._clock.now_s()
         try:
+            from pdserve.grammar.vocabulary import GrammarVocabulary
+
             vocabulary = await self._work.run(lambda: GrammarVocabulary(tokenizer))
         except PdserveError as error:
             return to_failure(error)
+        except ImportError as error:
+            log.error("structure.no_library", exc_info=error)
+            return to_failure(Incompatible("this router can't import the grammar library", why=error))
+        except Exception as bug:  # the outermost frame of this task: other requests go on
+            log.error("structure.crashed", exc_info=bug)
+            return to_failure(InvariantViolated("reading the vocabulary crashed", cause=type(bug).__name__))
         log.info("vocabulary.read", took_s=round(self._clock.now_s() - begun_s, 3))
         return vocabulary
 

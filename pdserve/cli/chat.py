@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from pdserve.cli.sampling_flags import add_sampling, sampling_of, unicode_of
+from pdserve.cli.sampling_flags import add_sampling, sampling_of
 from pdserve.cli.target import add_target, open_client
+from pdserve.cli.unicode import unicode_of
 from pdserve.errors import InvalidRequest, PdserveError
 from pdserve.request import Chat, ChatMessage, GenerateRequest
 

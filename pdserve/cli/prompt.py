@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from pdserve.cli.sampling_flags import request_with, unicode_of
+from pdserve.cli.sampling_flags import request_with
+from pdserve.cli.unicode import unicode_of
 from pdserve.errors import InvalidRequest
 from pdserve.request import Chat, ChatMessage, GenerateRequest, Input
 

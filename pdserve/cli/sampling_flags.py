@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from pdserve.cli.structure_flags import add_structure, structure_of
+from pdserve.cli.unicode import unicode_of
 from pdserve.errors import InvalidRequest
 from pdserve.request import GenerateRequest, Input
 from pdserve.sampling import SamplingParams
@@ -42,6 +44,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     _ids(group, "--stop-token-id", "end with this id; repeatable")
     group.add_argument("--include-stop", action="store_true", help="show what the text was stopped by")
     group.add_argument("--ignore-eos", action="store_true", help="go on behind the end-of-sequence token")
+    add_structure(parser)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +81,7 @@ def sampling_of(arguments: argparse.Namespace) -> SamplingParams:
         include_stop=arguments.include_stop,
         stop_token_ids=_ids_of(arguments, "stop_token_id"),
         ignore_eos=arguments.ignore_eos,
+        structure=structure_of(arguments),
     )
 
 
@@ -98,15 +102,6 @@ def request_with(arguments: argparse.Namespace, prompt: Input) -> GenerateReques
         echo=arguments.echo,
         truncate_prompt_tokens=arguments.truncate_prompt_tokens,
     )
-
-
-def unicode_of(text: str, where: str) -> str:
-    """Text of the command line that is not UTF-8 arrives with surrogates, which can't be sent."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"{where} is not valid UTF-8") from None
-    return text
 
 
 def _number(group: argparse._ArgumentGroup, flag: str, text: str, *, default: int | None = None) -> None:
