@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pdserve.clock import Clock
-from pdserve.errors import Draining, Overloaded, PdserveError, UnknownModel
+from pdserve.errors import Draining, NoWorker, Overloaded, PdserveError, UnknownModel
 from pdserve.service.config import RouterConfig
 from router.absence import Absence
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
 from router.pace import Pace
-from router.placement import Placement, Placer
+from router.placement import NotNow, Placement, Placer
 from router.progress_timer import CallLater
 from router.queue import FairQueue
 from router.ticket import Ticket
@@ -39,6 +39,7 @@ class Admission:
         metrics: RouterMetrics,
     ) -> None:
         self._config = config
+        self._worker_wait_s = worker_wait_s
         self._fleet = fleet
         self._placer = placer
         self._clock = clock
@@ -173,9 +174,10 @@ class Admission:
 
     def _start_possible(self) -> None:
         replays_wait = False
+        passed_replays: dict[Ticket, None] = {}
         passed_over: dict[str, None] = {}
         while True:
-            ticket = None if replays_wait else self._queue.first_replay()
+            ticket = None if replays_wait else self._queue.first_replay(passed_replays)
             if ticket is not None and len(self._replaying) >= self.max_replays:
                 replays_wait, ticket = True, None
             if ticket is None:
@@ -195,12 +197,33 @@ class Admission:
                     self._start(ticket, placement)
                 continue
             ticket.why_waiting = placement.explain
+            if self._end_if_unfit(ticket, placement):
+                continue
             if placement.for_all:
                 return
             if ticket.replay:
-                replays_wait = True
+                passed_replays[ticket] = None
             else:
                 passed_over[ticket.user] = None
+
+    def _end_if_unfit(self, ticket: Ticket, placement: NotNow) -> bool:
+        """End one that fits none of the workers any more, the larger ones having gone, if none came back in time."""
+        if not placement.fits_nobody:
+            ticket.unfit_since_s = None
+            return False
+        now_s = self._clock.now_s()
+        if ticket.unfit_since_s is None:
+            ticket.unfit_since_s = now_s
+        if now_s - ticket.unfit_since_s < self._worker_wait_s:
+            return False
+        error = NoWorker(
+            "no worker with so large a window has joined",
+            value=ticket.need.max_total_tokens,
+            limit=self._fleet.window_tokens,
+            waited_s=self._worker_wait_s,
+        )
+        self._end_waiting(ticket, error)
+        return True
 
     @property
     def max_replays(self) -> int:

@@ -51,9 +51,14 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class NotNow:
-    """No candidate; `for_all`: nothing about this request is to blame, others would fare no better."""
+    """No candidate.
+
+    for_all      nothing about this request is to blame, others would fare no better
+    fits_nobody  there are candidates, and all their windows are too small
+    """
 
     for_all: bool
+    fits_nobody: bool
     explain: tuple[Verdict, ...]
 
 
@@ -99,7 +104,8 @@ class Placer:
         own_fault = False
         possible: list[_Candidate] = []
         pairs = self._fleet.topology.usable_pairs()
-        for prefill, decode in (*pairs, *((None, member) for member in self._fleet.topology.usable_alone())):
+        candidates = [*pairs, *((None, member) for member in self._fleet.topology.usable_alone())]
+        for prefill, decode in candidates:
             reason, own = self._why_not(need, prefill, decode, pairs_exist=bool(pairs))
             if reason:
                 own_fault = own_fault or own
@@ -107,7 +113,8 @@ class Placer:
             else:
                 possible.append(_Candidate(prefill, decode, _cost(scoring, prefill, decode)))
         if not possible:
-            return NotNow(not own_fault, tuple(fallen))
+            fits_nobody = bool(candidates) and not any(_holds(need, *each) for each in candidates)
+            return NotNow(not own_fault, fits_nobody, tuple(fallen))
         chosen = self._pick(possible)
         verdicts = [
             Verdict(
@@ -195,6 +202,12 @@ def _cost(scoring: Scoring, prefill: Member | None, decode: Member) -> Cost:
     if prefill is None:
         return scoring.local(decode)
     return scoring.pair(prefill, decode, prefill.pairs[decode.id])
+
+
+def _holds(need: Need, prefill: Member | None, decode: Member) -> bool:
+    """Whether the request fits their windows."""
+    members = (decode,) if prefill is None else (prefill, decode)
+    return all(need.max_total_tokens <= member.hello.window_tokens for member in members)
 
 
 def _about_as_good(cost: Cost, best: Cost) -> bool:

@@ -117,9 +117,12 @@ class FairQueue(Generic[T]):
     def _entry(heap: _Heap[T], item: T) -> tuple[float, int]:
         return next(entry[:2] for entry in heap if entry[2] is item)
 
-    def first_replay(self) -> T | None:
-        """The oldest replay."""
-        return self._replays[0][2] if self._replays else None
+    def first_replay(self, passed_over: Container[T] = ()) -> T | None:
+        """The oldest replay that isn't in `passed_over`."""
+        if not passed_over:
+            return self._replays[0][2] if self._replays else None
+        rest = [entry for entry in self._replays if entry[2] not in passed_over]
+        return min(rest, key=lambda entry: entry[:2])[2] if rest else None
 
     def first_new(self, now_s: float, passed_over: Container[str] = ()) -> T | None:
         """Whose turn it is among the others; users in `passed_over` don't count."""

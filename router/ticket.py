@@ -21,6 +21,7 @@ class Ticket:
     start        makes and starts the attempt, in the very call in which the pair is chosen
     attempt      resolved with it, or with what ends the wait for good
     why_waiting  what became of each candidate when it was last looked at
+    unfit_since_s  since when all workers' windows are too small for it; None = they aren't
     """
 
     request_id: str
@@ -35,3 +36,4 @@ class Ticket:
     start: Callable[[Placement], Attempt]
     attempt: asyncio.Future[Attempt]
     why_waiting: tuple[Verdict, ...] = ()
+    unfit_since_s: float | None = None

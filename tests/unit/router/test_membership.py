@@ -155,6 +155,33 @@ async def test_requests_wait_for_a_missing_role_and_are_told_its_name() -> None:
 
 
 @virtual
+async def test_what_fits_only_a_worker_that_has_gone_waits_for_it_and_lets_others_pass() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client, _ = await until_running(cluster, p, d, max_tokens=2000)
+        small = await cluster.decode("d1", window_tokens=64)
+        await cluster.link(p, small)
+        d.say(load(draining=True))
+        await cluster.settle()
+        other, _ = await until_running(cluster, p, small, max_tokens=20)
+        d.die()
+        small.die()
+        await cluster.settle()
+        small = await cluster.decode("d1", window_tokens=64, start_ns=2)
+        await cluster.link(p, small)
+        assert (
+            await small.expect(StartDecode)
+        ).key.max_tokens == 20  # a replay, behind the one that can't go
+        other.generation.close()
+        begun_s = cluster.clock.now_s()
+        while not client.done:
+            small.say(load())  # as workers do now and then
+            await cluster.advance(1.0)
+        assert isinstance(client.error, NoWorker) and client.error.fields["limit"] == 64
+        assert cluster.clock.now_s() - begun_s == pytest.approx(30, abs=2.1)
+
+
+@virtual
 async def test_a_decode_worker_prefills_alone_where_that_is_allowed() -> None:
     async with Cluster(config({"allow_local_prefill": True})) as cluster:
         d = await cluster.decode()
