@@ -71,11 +71,13 @@ async def run_worker(
         async with StopSignals() as stop, asyncio.TaskGroup() as tasks:
             with make_bar() as bar:
                 inbox = LoopInbox(asyncio.get_running_loop(), health.on_load)
-                model = await _load_unless_stopped(config, stop, LoadProgress(clock, inbox.post, bar))
+                progress = LoadProgress(clock, inbox.post, bar)
+                model = await _load_unless_stopped(config, stop, progress)
             if model is None:
                 log.info("worker.stopped_while_loading")
                 end_now(EXIT_OK)  # nothing is in hand, and a thread that loads can't be stopped
                 return EXIT_OK
+            _log_loaded(model, progress)
             setup = WorkerSetup(
                 me=me,
                 config=config,
@@ -98,6 +100,14 @@ async def run_worker(
         http.close()
     log.info("worker.ended", code=code)
     return code
+
+
+def _log_loaded(model: LoadedModel, progress: LoadProgress) -> None:
+    layout, card = model.runner.layout, model.runner.card
+    log.info(
+        "model.loaded", model=model.name, num_blocks=layout.num_blocks, window_tokens=card.window_tokens,
+        numerics=card.numerics, **progress.facts(),
+    )  # fmt: skip
 
 
 class _Health:
@@ -144,10 +154,6 @@ def load_model(config: Config, progress: LoadProgress) -> LoadedModel:
     folder = resolve(config.worker.model)
     tokenizer = Tokenizer.load(folder)
     runner = _load_torch(folder, config.engine, progress)
-    log.info(
-        "model.loaded", model=config.worker.model, num_blocks=runner.layout.num_blocks,
-        window_tokens=runner.card.window_tokens, numerics=runner.card.numerics, **progress.facts(),
-    )  # fmt: skip
     return LoadedModel(
         name=config.worker.model,
         runner=runner,
