@@ -93,7 +93,8 @@ class ChoiceRun:
         self._asked = asked
         self._prefer = prefer
         self._on_placed = on_placed
-        self._stuck_logged: Attempt | None = None
+        self._waiting: Ticket | None = None  # the attempt that has no pair yet
+        self._stuck_logged: tuple[Attempt | Ticket, str] | None = None
 
     async def run(self) -> None:
         """Until the choice has ended. Raises what it ends with for good."""
@@ -101,31 +102,41 @@ class ChoiceRun:
             await self._one_attempt()
 
     def log_if_stuck(self, now_s: float) -> None:
-        """Say so once if the attempt has been in one state for long."""
-        attempt = self.attempt
-        if attempt is None or attempt is self._stuck_logged or now_s - attempt.since_s <= STUCK_S:
+        """Say so once if it has been in one state for long, and whom it waits for."""
+        stuck: tuple[Attempt | Ticket, str]
+        if (attempt := self.attempt) is not None:
+            stuck, since_s = (attempt, attempt.phase.value), attempt.since_s
+            prefill, decode, why = attempt.prefill, attempt.decode.id, ""
+        elif (ticket := self._waiting) is not None:
+            stuck, since_s = (ticket, "in the queue"), ticket.submitted_s
+            prefill, decode, why = None, "", "; ".join(str(verdict) for verdict in ticket.why_waiting[:4])
+        else:
             return
-        self._stuck_logged = attempt
+        if stuck == self._stuck_logged or now_s - since_s <= STUCK_S:
+            return
+        self._stuck_logged = stuck
         log.warning(
             "request.stuck",
             request_id=self._asked.request_id,
             choice=self.choice.index,
-            state=attempt.phase.value,
-            prefill="" if attempt.prefill is None else attempt.prefill.id,
-            decode=attempt.decode.id,
-            age_s=round(now_s - attempt.since_s, 3),
+            state=stuck[1],
+            prefill="" if prefill is None else prefill.id,
+            decode=decode,
+            why=why,
+            age_s=round(now_s - since_s, 3),
         )
 
     async def _one_attempt(self) -> None:
         """Wait for a pair, run on it. Returns when there may be another attempt or the choice has ended."""
         admission = self._parts.admission
-        ticket = self._ticket()
+        ticket = self._waiting = self._ticket()
         attempt: Attempt | None = None
         admission.submit(ticket)
         try:
             attempt = await ticket.attempt
             outcome = await attempt.outcome
         finally:
+            self._waiting = None
             admission.withdraw(ticket)
             self.why_waiting = [str(verdict) for verdict in ticket.why_waiting]
             if attempt is None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from structlog.testing import capture_logs
+
 from pdserve.errors import (
     WorkerLost,
 )
 from pdserve.messages import (
     Abort,
+    Credits,
     Phase,
     StartDecode,
     StartPrefill,
@@ -107,6 +110,33 @@ async def test_waiting_and_queued_have_no_time_out_of_their_own() -> None:
         p.first(prefill, A, FinishReason.LENGTH)
         await client.end()
         assert client.error is None
+
+
+@virtual
+async def test_who_is_in_one_state_for_long_is_logged_once_with_state_peer_and_age() -> None:
+    with capture_logs() as logs:
+        async with Cluster() as cluster:
+            p, d = await cluster.pair()
+            p.say(Credits(0))
+            await cluster.settle()
+            client = cluster.generate("hello", max_tokens=1)
+            await cluster.advance(8)
+            p.say(Credits(100))
+            start = await d.expect(StartDecode)
+            d.say(Waiting(start.handle, 0))
+            await cluster.advance(8)
+            d.grant(start)
+            p.progress(await p.expect(StartPrefill), Phase.QUEUED)
+            await cluster.advance(8)
+            client.generation.close()
+    told = [entry for entry in logs if entry["event"] == "request.stuck"]
+    assert [(entry["state"], entry["prefill"], entry["decode"]) for entry in told] == [
+        ("in the queue", "", ""),
+        ("waiting", "p0", "d0"),
+        ("queued", "p0", "d0"),
+    ]
+    assert told[0]["why"] == "p0>d0 no credit of p0"
+    assert all(5.0 < entry["age_s"] < 6.0 for entry in told)
 
 
 @virtual
