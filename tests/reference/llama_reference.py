@@ -1,4 +1,4 @@
-"""transformers' model of the packaged GGUF file, and what must be equal to it."""
+"""transformers' models of the packaged GGUF files, and what must be equal to them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def load_reference(folder: Path) -> Any:
 
 
 def reference_state(folder: Path, config: Any) -> dict[str, Tensor]:
-    """The file's tensors under transformers' names, rows of Q and K put back as they were before llama.cpp."""
-    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    """The file's tensors under transformers' names, as they were before llama.cpp: Llama's rows, Gemma's norms."""
+    is_gemma = config.model_type == "gemma3_text"
+    heads = {} if is_gemma else {"q": config.num_attention_heads, "k": config.num_key_value_heads}
     index = json.loads((folder / "tensors.json").read_text())
     raw = np.memmap(folder / index["file"], dtype=np.uint8, mode="r")
     state: dict[str, Tensor] = {}
@@ -48,6 +49,8 @@ def reference_state(folder: Path, config: Any) -> dict[str, Tensor]:
         for part, count in heads.items():
             if name.endswith(f"{part}_proj.weight"):
                 values = values.reshape(count, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        if is_gemma and "norm" in name:
+            values = values - np.float32(1.0)
         state[name] = torch.from_numpy(np.ascontiguousarray(values))
     return state
 
