@@ -15,17 +15,18 @@ _MOST_CHARACTERS = 200  # of the library's own words
 
 
 class CompiledStructure:
-    """Gives matchers; one owner (copying isn't free of the library's locks).
-
-    ends  ids that are allowed where the text may end
-    """
+    """Gives matchers. One thread at a time."""
 
     def __init__(self, prototype: LLMatcher, vocabulary: GrammarVocabulary) -> None:
         self._prototype = prototype
         self._vocabulary = vocabulary
 
     def matcher(self, ends: Sequence[int], token_ids: Sequence[int] = ()) -> GrammarMatcher:
-        """A new one at the beginning, or behind these ids. Raises RowFailed if they can't be."""
+        """A new one at the beginning, or behind these ids.
+
+        ends  ids that may follow where the text may end
+        Raises RowFailed if the ids are no beginning of a text.
+        """
         matcher = GrammarMatcher(self._prototype.deep_copy(), self._vocabulary, ends)
         for token_id in token_ids:
             matcher.take(token_id)
@@ -39,14 +40,16 @@ class GrammarMatcher:
         self._inner = inner
         self._vocabulary = vocabulary
         self._ends = ends
+        # A model may have more ids than its tokenizer, and a stop id among them.
+        self._num_words = max(vocabulary.num_words, max(ends, default=0) // 32 + 1)
 
     @property
     def is_complete(self) -> bool:
         return self._inner.is_stopped() and not self._inner.is_error()
 
     def mask(self) -> TokenMask:
-        words = np.zeros(self._vocabulary.num_words, dtype=np.int32)
-        self._inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        words = np.zeros(self._num_words, dtype=np.int32)
+        self._inner.unsafe_compute_mask_ptr(words.ctypes.data, 4 * self._vocabulary.num_words)
         if self._inner.is_error():
             raise RowFailed("the structure became too complex on the way", why=library_words(self._inner))
         if _remove(words, self._vocabulary.end_id):

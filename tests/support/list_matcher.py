@@ -1,0 +1,53 @@
+"""The token matcher port by brute force: a structure with few texts is a list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pdserve.errors import RowFailed
+from pdserve.token_matcher import TokenMask
+
+
+def mask_of(token_ids: Sequence[int], num_tokens: int) -> TokenMask:
+    """These ids and no others."""
+    words = np.zeros(-(-num_tokens // 32), dtype=np.uint32)
+    for token_id in token_ids:
+        words[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
+    return words.view(np.int32)
+
+
+class ListMatcher:
+    """texts: all that there are; tokens: bytes of each id; ends: ids that may follow a whole text."""
+
+    def __init__(self, texts: Sequence[bytes], tokens: Sequence[bytes], ends: Sequence[int]) -> None:
+        self._texts = texts
+        self._tokens = tokens
+        self._ends = ends
+        self.text = b""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.text in self._texts and not any(self._begins(text, self.text) for text in self._texts)
+
+    @property
+    def allowed(self) -> list[int]:
+        """Ids that may follow, the ends not among them."""
+        return [
+            token_id
+            for token_id, token in enumerate(self._tokens)
+            if token and any(text.startswith(self.text + token) for text in self._texts)
+        ]
+
+    def mask(self) -> TokenMask:
+        ends = self._ends if self.text in self._texts else ()
+        return mask_of([*self.allowed, *ends], max(len(self._tokens), *self._ends, 0) + 1)
+
+    def take(self, token_id: int) -> None:
+        if token_id not in self.allowed:
+            raise RowFailed("a token that no text has here", token_id=token_id)
+        self.text += self._tokens[token_id]
+
+    def _begins(self, text: bytes, start: bytes) -> bool:
+        return len(text) > len(start) and text.startswith(start)
