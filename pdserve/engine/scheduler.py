@@ -1,8 +1,10 @@
 """Which positions the next step computes: one scheduler for all roles, which are limits on it.
 
 A step has one row for each running sequence (decodes), and what is left of its token budget goes to the prefilling
-ones, oldest first. A decode row is never left out for a chunk, and at least one token of every step is a prefill's
-if one waits. Ages are first admissions: a preempted sequence that comes back stands before all younger ones.
+ones. A decode row is never left out for a chunk, and at least one token of every step is a prefill's if one waits.
+Prefills go in two lanes, oldest first in each: what is done in one chunk may have half of the budget before the others,
+so a short prompt doesn't wait for a long one, and a long one takes at most twice as long. Ages are first admissions: a
+preempted sequence that comes back stands before all younger ones.
 """
 
 from __future__ import annotations
@@ -193,14 +195,31 @@ class Scheduler:
         budget = limits.max_step_tokens - len(plan.rows)
         if self._running and limits.decode_prefill_tokens is not None:
             budget = min(budget, limits.decode_prefill_tokens)
-        for seq in candidates[: limits.max_batch]:
-            if seq.state is not SequenceState.PREFILLING:
-                continue
-            num_tokens = min(seq.num_uncomputed, limits.chunk_tokens, budget)
-            if num_tokens < 1:
-                break
-            budget -= num_tokens
-            plan.rows.append(PlannedRow(seq, num_tokens, samples=num_tokens == seq.num_uncomputed))
+        seqs = [seq for seq in candidates[: limits.max_batch] if seq.state is SequenceState.PREFILLING]
+        for seq, num_tokens in zip(seqs, self._divide(seqs, budget), strict=True):
+            if num_tokens:
+                plan.rows.append(PlannedRow(seq, num_tokens, samples=num_tokens == seq.num_uncomputed))
+
+    def _divide(self, seqs: list[Sequence], budget: int) -> list[int]:
+        """How many tokens each prefill gets: a half for the short lane, then the long one, then what is left."""
+        chunk_tokens = self._limits.chunk_tokens
+        given = [0] * len(seqs)
+
+        def give(lane: list[int], most: int) -> int:
+            for index in lane:
+                num_tokens = min(seqs[index].num_uncomputed, chunk_tokens) - given[index]
+                num_tokens = min(num_tokens, most)
+                given[index] += num_tokens
+                most -= num_tokens
+            return most
+
+        short = [index for index, seq in enumerate(seqs) if seq.num_uncomputed <= chunk_tokens]
+        long = [index for index, seq in enumerate(seqs) if seq.num_uncomputed > chunk_tokens]
+        # The odd token is the oldest one's: of a budget of 1 a half is nothing.
+        half = (budget + (short[:1] == [0])) // 2 if long else budget
+        left = budget - half + give(short, half)
+        give(short, give(long, left))
+        return given
 
     # --- when the pool is out
 

@@ -44,7 +44,40 @@ def test_chunks_go_by_admission_and_fill_the_budget() -> None:
     for handle, length in ((1, 150), (2, 30), (3, 60)):
         start(target, handle, length, max_tokens=1)
     run_out(target)
-    assert steps == [[(1, 100)], [(1, 50), (2, 30), (3, 20)], [(3, 40)]]
+    assert steps == [[(1, 50), (2, 30), (3, 20)], [(1, 100)], [(3, 40)]]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_that_is_being_computed() -> None:
+    target, steps = recorded(EngineLimits(max_step_tokens=100, chunk_tokens=100, decode_prefill_tokens=None))
+    start(target, 1, 1_000, max_tokens=1)
+    target.step()
+    start(target, 2, 40, max_tokens=1)
+    target.step()
+    assert steps == [[(1, 100)], [(1, 60), (2, 40)]]
+
+
+def test_however_many_short_prompts_come_a_long_one_gets_half_of_every_step() -> None:
+    limits = EngineLimits(max_step_tokens=100, chunk_tokens=100, decode_prefill_tokens=None)
+    target, steps = recorded(limits, num_blocks=10_000)
+    start(target, 1, 1_000, max_tokens=1)
+    for handle in range(2, 60):
+        start(target, handle, 30, max_tokens=1)
+    target.step()
+    assert steps[-1] == [(1, 50), (2, 30), (3, 20)]
+    while len(steps) < 18:  # the last 100 tokens of the long one are short themselves, and the oldest
+        target.step()
+        assert steps[-1][0] == (1, 50)
+    target.step()
+    assert steps[-1] == [(1, 100)]
+
+
+def test_long_prompts_share_what_short_ones_leave_oldest_first() -> None:
+    target, steps = recorded(EngineLimits(max_step_tokens=100, chunk_tokens=60, decode_prefill_tokens=None))
+    start(target, 1, 200, max_tokens=1)
+    start(target, 2, 300, max_tokens=1)
+    start(target, 3, 10, max_tokens=1)
+    target.step()
+    assert steps == [[(1, 60), (2, 30), (3, 10)]]
 
 
 def test_chunk_tokens_bound_one_sequence_only() -> None:
