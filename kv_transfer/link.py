@@ -25,7 +25,7 @@ from kv_transfer.transports.port import Channel
 from pdserve import errors
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, LinkLost, PdserveError, WorkerLost
-from pdserve.ids import WorkerRef
+from pdserve.ids import Epoch, WorkerRef
 from pdserve.service.config import TimeoutsConfig
 
 log = structlog.get_logger()
@@ -112,6 +112,12 @@ class Link:
     def peer_num_blocks(self) -> int:
         assert self._handshake.theirs is not None
         return self._handshake.theirs.num_blocks
+
+    @property
+    def rank(self) -> tuple[Epoch, int, int]:
+        """Of two links of one pair the one of the higher rank is the later; known once HELLO has come."""
+        assert self._handshake.theirs is not None
+        return self.peer.epoch, self._handshake.theirs.facts.role_generation, self.generation
 
     @property
     def transport(self) -> str:

@@ -278,12 +278,13 @@ class TransferOwner:
     # --- the links' keeper
 
     def admit(self, link: Link) -> None:
-        """D: of two links of one pair the later (P epoch, generation) stays. Raises Stale or Overloaded."""
+        """D: of two links of one pair the later (P epoch, role generation, generation) stays: P counts its links anew
+        in each role. Raises Stale or Overloaded."""
         older = self._to_prefill.get(link.peer.id)
         if older is None:
             if len(self._to_prefill) >= self._max_links:
                 raise Overloaded("full", max_links=self._max_links)
-        elif (older.peer.epoch, older.generation) >= (link.peer.epoch, link.generation):
+        elif older.rank >= link.rank:
             raise Stale("a later link of the pair is up", generation=older.generation)
         else:
             older.end(Stale("a later link of the pair is up", generation=link.generation))

@@ -145,6 +145,23 @@ def test_a_restarted_prefill_takes_the_pair_over(make_world: MakeWorld) -> None:
     assert link_states(new, decode)[-1].up and len(link_states(new, decode)) == 1
 
 
+def test_a_prefill_that_has_changed_its_role_meanwhile_takes_the_pair_over(make_world: MakeWorld) -> None:
+    """It counts its links anew, and the decode worker has not noticed yet that the old ones are gone."""
+    world = make_world()
+    before, decode = world.node("p"), world.node("d")
+    for session_id in (1, 2):  # the second one is its second link
+        world.pair(before, decode, session_id=session_id)
+        if session_id == 1:
+            before.owner.handle(messages.CancelLink(1, decode.ref))
+            world.sleep(6.0)
+    before.is_stopped = True
+    after = world.node("p", link_facts=facts(role_generation=2), epoch=before.ref.epoch)
+    world.pair(after, decode)
+    sent = world.hand_off(after, decode, 1, num_blocks=2)
+    world.wait_ends(1, after, decode)
+    assert_handed_off(after, decode, 1, sent)
+
+
 def test_an_earlier_epoch_is_refused_while_a_later_one_is_there(make_world: MakeWorld) -> None:
     world = make_world()
     new, decode, old = world.node("p", start_ns=2), world.node("d"), world.node("p", start_ns=1)

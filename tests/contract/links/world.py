@@ -119,6 +119,7 @@ class World:
         name: str,
         *,
         start_ns: int = 1,
+        epoch: Epoch | None = None,
         layout: KvLayout = LAYOUT,
         link_facts: LinkFacts | None = None,
         secret: bytes | None = None,
@@ -128,8 +129,8 @@ class World:
         pull_window_bytes: int = 16_384,
         prefer_unix: bool | None = None,
     ) -> Node:
-        """A new worker in this world."""
-        ref = WorkerRef(name, Epoch(start_ns, self.random.getrandbits(64)))
+        """A new worker in this world; epoch: of a process that was here before, in another role now."""
+        ref = WorkerRef(name, epoch or Epoch(start_ns, self.random.getrandbits(64)))
         pool = bytearray(self.random.randbytes(layout.pool_bytes))
         network = self._network(name, memoryview(pool), prefer_unix)
         to_engine: list[object] = []
