@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from decode_worker.attempt import DecodeAttempt
 from pdserve.messages import Role
+from prefill_worker.attempt import PrefillAttempt
 from router.attempt_contract import AttemptPhase
 from tests.simulation.aim import is_stranger
 from tests.simulation.cluster import SimRouter, SimWorker
@@ -17,6 +19,7 @@ SLACK_S = 0.5  # delayed messages, clocks of another pace, and the time between 
 HEARS_S = 0.02  # besides delays: what a queue of messages takes
 STEPS_ON = 2  # tokens that a cancelled sequence may still get
 LETS_GO_S = 1.0  # blocks of an aborted attempt are free so long after the abort, if their peer answers
+UNANSWERED_S = 5.0  # and so much later if it doesn't: a prefill worker then gives up on who doesn't let go
 PAIRS_UP_S = 3.0  # from the last trouble of two workers and a router until the pair must be in use
 
 
@@ -74,7 +77,7 @@ class Watch:
 
     def _is_well(self, worker: SimWorker, since_s: float) -> bool:
         """Whether nothing has kept news from this worker."""
-        return self._is_sound(worker, since_s) and not any(
+        return self._is_sound(worker.id, since_s) and not any(
             effect.ended_s is None or effect.ended_s > since_s
             for effect in self._stage.ledger.effects
             if effect.routers or any(worker_id == worker.id for worker_id, _ in effect.sessions)
@@ -106,15 +109,12 @@ class Watch:
                         live[run.attempt.handle] = None
         now_s = self._stage.tape.now_s()
         orphans: dict[int, float] = {}
-        timeouts = self._stage.scenario.config.timeouts
         for worker in self._stage.cluster.workers.values():
             for attempt in attempts_of(worker):
                 if attempt.handle in live:
                     continue
                 since_s = orphans[attempt.handle] = self._orphans.get(attempt.handle, now_s)
-                if now_s - since_s > LETS_GO_S + timeouts.lease_s + SLACK_S and self._is_sound(
-                    worker, since_s
-                ):
+                if now_s - since_s > self._lets_go_s(attempt, since_s) and self._is_sound(worker.id, since_s):
                     self._violate(
                         (attempt.handle, worker.id),
                         f"{worker.id}: attempt {attempt.handle:016x} is {attempt.state.value}, and no router knows "
@@ -122,10 +122,19 @@ class Watch:
                     )
         self._orphans = orphans
 
-    def _is_sound(self, worker: SimWorker, since_s: float) -> bool:
+    def _lets_go_s(self, attempt: DecodeAttempt | PrefillAttempt, since_s: float) -> float:
+        """How long a worker may keep an attempt that nobody wants: its peer must let go of the lease first."""
+        timeouts = self._stage.scenario.config.timeouts
+        limit_s = LETS_GO_S + timeouts.lease_s + SLACK_S
+        peer = attempt.source if isinstance(attempt, DecodeAttempt) else attempt.lease.decode_worker
+        if peer is None or self._is_sound(peer.id, since_s):
+            return limit_s
+        return limit_s + UNANSWERED_S + timeouts.link_s
+
+    def _is_sound(self, worker_id: str, since_s: float) -> bool:
         """Whether nothing keeps this worker from acting."""
         return not any(
-            worker.id in effect.workers and (effect.ended_s is None or effect.ended_s > since_s)
+            worker_id in effect.workers and (effect.ended_s is None or effect.ended_s > since_s)
             for effect in self._stage.ledger.effects
         )
 
