@@ -8,8 +8,8 @@ import json
 
 DESCRIPTION = """\
 Prints what a model is: architecture, size, weights' types, KV bytes a token, tokenizer. Nothing is loaded, but the
-heads of all files are read and checked: what is missing, cut short or of another shape than the config says is told in
-one line. A .gguf file is imported into the cache first, if it isn't there yet.
+heads of all files are read and checked: what is missing, cut short, of another shape than the config says, or asks for
+what the engine can't do, is told in one line. A .gguf file is imported into the cache first, if it isn't there yet.
 """
 _BLOCK_SIZE = 16
 
@@ -26,12 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it."""
+    from pdserve.engine.config_reader import load_config
+    from pdserve.engine.models import MODELS
     from pdserve.modelstore import resolve
     from pdserve.modelstore.facts import read_facts
     from pdserve.tokenizer import Tokenizer
 
     folder = resolve(arguments.model)
     facts = read_facts(folder)
+    config = load_config(folder, MODELS)
+    facts = dataclasses.replace(facts, window_tokens=config.max_positions, sliding_window=max(config.windows))
     tokenizer = Tokenizer.load(folder)
     memory_bytes = int(arguments.memory_gib * (1 << 30))
     report = {

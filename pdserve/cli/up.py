@@ -113,5 +113,6 @@ def _check_model(config: Config) -> None:
             "no model: give --model an alias (pdserve fetch), a Hugging Face folder or a .gguf file"
         )
     from pdserve.modelstore import resolve
+    from pdserve.modelstore.facts import read_facts
 
-    resolve(config.worker.model)
+    read_facts(resolve(config.worker.model))

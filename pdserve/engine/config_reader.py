@@ -150,4 +150,8 @@ class ConfigReader(Section):
             value = self.raw.get("eos_token_id")
         if value is None:
             return ()
-        return tuple(int(token) for token in value) if isinstance(value, list) else (int(value),)
+        ids = value if isinstance(value, list) else [value]
+        for token in ids:
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise BadModel("this is no token id, or a list of them", key="eos_token_id", value=value)
+        return tuple(ids)

@@ -57,12 +57,15 @@ def read_facts(folder: Path) -> ModelFacts:
     """
     whole: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     # A model of several kinds of input keeps what concerns text apart; the class is that of the whole.
-    config = {**whole.get("text_config", whole), "architectures": whole.get("architectures")}
+    text = whole.get("text_config", whole)
+    if not isinstance(text, dict):
+        raise Incompatible("config.json needs an object here", key="text_config", got=text)
+    config = {**text, "architectures": whole.get("architectures")}
     tensors = read_tensors(folder)
     check_tensors(config, {name: tensor.shape for name, tensor in tensors.items()}, str(folder))
     hidden_size, num_heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")
-    num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
-    head_dim = int(config.get("head_dim") or hidden_size // num_heads)
+    num_kv_heads = _count(config, "num_key_value_heads") or num_heads
+    head_dim = _count(config, "head_dim") or hidden_size // num_heads
     num_layers = _need(config, "num_hidden_layers")
     types = Counter(tensor.type for tensor in tensors.values())
     stored_bytes: Counter[str] = Counter()
@@ -80,10 +83,10 @@ def read_facts(folder: Path) -> ModelFacts:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        num_experts=int(config.get("num_local_experts") or config.get("num_experts") or 0),
+        num_experts=_count(config, "num_local_experts") or _count(config, "num_experts"),
         vocab_size=_need(config, "vocab_size"),
         window_tokens=_need(config, "max_position_embeddings"),
-        sliding_window=int(config.get("sliding_window") or 0) if has_window else 0,
+        sliding_window=_count(config, "sliding_window") if has_window else 0,
         tied_embeddings=is_tied(config),
         kv_bytes_per_token={
             dtype: num_layers * 2 * num_kv_heads * head_dim * size
@@ -93,7 +96,17 @@ def read_facts(folder: Path) -> ModelFacts:
 
 
 def _need(config: dict[str, Any], key: str) -> int:
+    value = _count(config, key)
+    if not value:
+        raise Incompatible("config.json lacks a positive whole number", key=key, got=config.get(key))
+    return value
+
+
+def _count(config: dict[str, Any], key: str) -> int:
+    """0 without the key."""
     value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise Incompatible("config.json lacks a positive whole number", key=key, got=value)
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise Incompatible("config.json needs a whole number here", key=key, got=value)
     return value

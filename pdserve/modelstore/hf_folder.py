@@ -17,8 +17,9 @@ def check_folder(folder: Path) -> None:
     config = _read_json(
         folder / "config.json", "a Hugging Face folder or one that `pdserve fetch` made has it"
     )
-    if not config.get("architectures"):
-        raise Incompatible("config.json names no architectures", folder=folder)
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise Incompatible("config.json names no architectures", folder=folder, got=names)
     quantised = config.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else quantised

@@ -58,10 +58,14 @@ def _of_gguf(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
     index = json.loads((folder / "tensors.json").read_text(encoding="utf-8"))
     file = str(index["file"])
     file_bytes = (folder / file).stat().st_size
-    for name, entry in index["tensors"].items():
-        tensor = StoredTensor(str(entry["type"]), tuple(entry["shape"]), int(entry["nbytes"]), file)
-        _check(name, tensor, int(entry["offset"]), file_bytes)
-        yield name, tensor
+    try:
+        for name, entry in index["tensors"].items():
+            shape = tuple(int(size) for size in entry["shape"])
+            tensor = StoredTensor(str(entry["type"]), shape, int(entry["nbytes"]), file)
+            _check(name, tensor, int(entry["offset"]), file_bytes)
+            yield name, tensor
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Incompatible("tensors.json is broken", folder=folder, why=repr(error)) from error
 
 
 def _of_shard(path: Path) -> Iterator[tuple[str, StoredTensor]]:

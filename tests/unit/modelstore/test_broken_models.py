@@ -112,7 +112,20 @@ def test_a_tensor_that_the_index_promises(tmp_path: Path, capsys: pytest.Capture
         ({"vocab_size": None}, "key=vocab_size"),
         ({"num_hidden_layers": "one"}, "key=num_hidden_layers, got=one"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantisation=gptq"),
+        ({"num_key_value_heads": True}, "key=num_key_value_heads, got=True"),
+        ({"sliding_window": "wide"}, "key=sliding_window, got=wide"),
+        ({"num_experts": [8]}, "key=num_experts, got=[8]"),
+        ({"text_config": None}, "key=text_config, got=None"),
         ({"architectures": []}, "config.json names no architectures"),
+        ({"architectures": "LlamaForCausalLM"}, "config.json names no architectures"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "config.json names no architectures"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architecture=GPT2LMHeadModel, supported=LlamaForCausalLM, ",
+        ),
+        ({"hidden_act": "relu"}, "not supported (key=hidden_act, value=relu"),
+        ({"rope_scaling": {"rope_type": "su", "factor": 2.0}}, "value=su"),
+        ({"rms_norm_eps": "small"}, "key=rms_norm_eps, value=small"),
     ],
 )
 def test_a_config_that_does_not_fit(
@@ -138,6 +151,60 @@ def test_a_broken_header(tmp_path: Path, capsys: pytest.CaptureFixture[str], hea
     folder = write_folder(tmp_path / "m")
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     assert "header is broken (file=model.safetensors" in inspected(folder, capsys)
+
+
+@pytest.mark.parametrize(
+    "index", [{}, {"tensors": 3}, {"tensors": {"a": 3}}, {"tensors": {"a": {"type": "F32", "shape": ["x"]}}}]
+)
+def test_a_broken_index_of_a_gguf_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], index: dict[str, Any]
+) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "tensors.json").write_text(json.dumps({"file": "model.safetensors", **index}))
+    assert "tensors.json is broken" in inspected(folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "{"),
+        ("tokenizer_config.json", "[]"),
+        ("generation_config.json", "{"),
+        ("generation_config.json", "[]"),
+        ("model.safetensors.index.json", "{}"),
+        ("model.safetensors.index.json", '{"weight_map": []}'),
+        ("tensors.json", "{}"),
+    ],
+)
+def test_a_broken_file_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: str
+) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / file).write_text(content)
+    said = inspected(folder, capsys)
+    assert file in said
+    assert "unexpected" not in said
+
+
+def test_an_end_of_text_that_is_no_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
+    assert "key=eos_token_id, value=['</s>']" in inspected(folder, capsys)
+
+
+def test_a_cluster_of_it_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "m", sharded=True)
+    shard = folder / SHARDS[1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert main(["up", "--model", str(folder)], {}) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert f"cut short (file={SHARDS[1]}" in said.err
 
 
 def test_bytes_that_do_not_fit_a_shape(tmp_path: Path) -> None:
