@@ -149,11 +149,11 @@ def test_a_prefill_that_has_changed_its_role_meanwhile_takes_the_pair_over(make_
     """It counts its links anew, and the decode worker has not noticed yet that the old ones are gone."""
     world = make_world()
     before, decode = world.node("p"), world.node("d")
-    for session_id in (1, 2):  # the second one is its second link
-        world.pair(before, decode, session_id=session_id)
-        if session_id == 1:
-            before.owner.handle(messages.CancelLink(1, decode.ref))
-            world.sleep(6.0)
+    world.pair(before, decode)
+    before.owner.handle(messages.CancelLink(1, decode.ref))
+    world.sleep(6.0)
+    world.order(before, decode)
+    world.run(lambda: before.owner.metrics.links_opened == 2 and decode.owner.metrics.links_opened == 2)
     before.is_stopped = True
     after = world.node("p", link_facts=facts(role_generation=2), epoch=before.ref.epoch)
     world.pair(after, decode)
