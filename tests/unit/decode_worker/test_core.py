@@ -544,6 +544,28 @@ class TestShortOfBlocks:
         assert bench.tokens(2) == bench.expected(2)
         bench.assert_at_rest()
 
+    @pytest.mark.parametrize("quarantined", [False, True])
+    def test_a_grant_leaves_the_oldest_its_way_to_the_end(self, quarantined: bool) -> None:
+        """Of what it might need, blocks of committed grants and quarantined ones can't be taken back."""
+        bench = DecodeBench(num_blocks=10)
+        bench.start(1, 30, max_tokens=100)  # 9 blocks at its end
+        bench.hand_off(1)
+        bench.start(2, 40)
+        bench.bind(2)
+        bench.pulled(2, 3)
+        if quarantined:
+            bench.core.handle(FromSession(1, Abort(2)))
+            bench.retire(2, quarantine=True)
+        bench.start(3, 20)
+        assert bench.engine.pool.available >= 4
+        assert bench.said(Waiting) == [Waiting(3, 0)]
+        if quarantined:
+            bench.core.handle(Released(bench.lease(2)))
+        else:
+            bench.hand_off(2)
+        bench.turn()
+        assert len(bench.granted()) == 3
+
     def test_a_grant_leaves_a_block_to_grow_for_all_that_run(self) -> None:
         bench = DecodeBench(num_blocks=6)
         bench.start(1, 40)
