@@ -73,9 +73,9 @@ def make_linear(precision: Precision, weight: Tensor, bias: Tensor | None = None
     dtype = torch.float32 if precision.name == "float32" else torch.bfloat16
     weight = weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
+    weight = weight.to(precision.compute)  # of a large matrix there are never three at a time
     if precision.linear is LinearKind.FBGEMM_HALF and _fits_half(weight):
         return HalfLinear(weight, bias)
-    weight = weight.to(precision.compute)
     bias = None if bias is None else bias.to(precision.compute)
     if precision.linear is LinearKind.ONEDNN:
         return OneDnnLinear(weight, bias)
