@@ -109,7 +109,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi4 mini": (
         "Phi3",
         {
-            "rope_parameters": LONGROPE, "original_max_position_embeddings": 512,
+            "rope_parameters": LONGROPE, "original_max_position_embeddings": 1536,
             "tie_word_embeddings": True,
         },
     ),

@@ -1,4 +1,4 @@
-"""Mixtures of experts in a disaggregated cluster against transformers: chunks, cache hits, batches of one token."""
+"""Every family in a disaggregated cluster against transformers: chunks, cache hits, batches of one token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,19 @@ CHUNK, NUM_TOKENS = 64, 12
 LENGTHS = (150, 65, 40, 7)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3 moe"])
+NAMES = (
+    "llama yarn",
+    "mistral",
+    "mixtral",
+    "qwen2 upper windows",
+    "qwen3",
+    "qwen3 moe",
+    "gemma3 capped",
+    "phi4 mini",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_equal(name: str, tmp_path: Path) -> None:
     folder = save_random(name, tmp_path)
     logits: dict[tuple[int, ...], Tensor] = {}
