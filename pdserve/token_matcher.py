@@ -39,7 +39,7 @@ class TokenMatcher(Protocol):
         """The tokens that may follow. A new array.
 
         Those whose text, behind the text so far, begins some text of the structure; the ends (end-of-sequence, stop
-        ids) where the text so far is one. Raises RowFailed if the library gives up.
+        ids) where the text so far is one, and only there. Raises RowFailed if the library gives up.
         """
         ...
 

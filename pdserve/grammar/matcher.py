@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher
 
 from pdserve.errors import RowFailed
@@ -52,9 +53,11 @@ class GrammarMatcher:
         self._inner.unsafe_compute_mask_ptr(words.ctypes.data, 4 * self._vocabulary.num_words)
         if self._inner.is_error():
             raise RowFailed("the structure became too complex on the way", why=library_words(self._inner))
-        if _remove(words, self._vocabulary.end_id):
-            for token_id in self._ends:
-                _add(words, token_id)
+        bits = words.view(np.uint32)
+        may_end = _has(bits, self._vocabulary.end_id)
+        _remove(bits, self._vocabulary.end_id)
+        for token_id in self._ends:  # some may be text as well: only a whole text is ended by them
+            (_add if may_end else _remove)(bits, token_id)
         return words
 
     def take(self, token_id: int) -> None:
@@ -69,15 +72,16 @@ def library_words(matcher: LLMatcher) -> str:
     return matcher.get_error().split("\n", 1)[0][:_MOST_CHARACTERS]
 
 
-def _remove(words: TokenMask, token_id: int) -> bool:
-    """Take an id out; returns whether it was in."""
-    word, bit = divmod(token_id, 32)
-    bits = words.view(np.uint32)
-    was_in = bool(bits[word] >> np.uint32(bit) & np.uint32(1))
-    bits[word] &= ~(np.uint32(1) << np.uint32(bit))
-    return was_in
+Bits = npt.NDArray[np.uint32]
 
 
-def _add(words: TokenMask, token_id: int) -> None:
-    word, bit = divmod(token_id, 32)
-    words.view(np.uint32)[word] |= np.uint32(1) << np.uint32(bit)
+def _has(bits: Bits, token_id: int) -> bool:
+    return bool(bits[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1))
+
+
+def _add(bits: Bits, token_id: int) -> None:
+    bits[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
+
+
+def _remove(bits: Bits, token_id: int) -> None:
+    bits[token_id // 32] &= ~(np.uint32(1) << np.uint32(token_id % 32))

@@ -15,9 +15,11 @@ from pdserve.engine import fake_rule
 from pdserve.errors import Draining, RequestCancelled
 from pdserve.messages import Role, TokenLogprobs
 from pdserve.request import Event, GenerateRequest
-from pdserve.sampling import SampleKey
+from pdserve.sampling import SampleKey, end_token_ids
 from pdserve.service.config import Config
+from pdserve.structure import StructureKind
 from tests.simulation.cluster import MakeRunner, SimCluster
+from tests.support.list_matcher import ListMatcher
 from tests.support.virtual_loop import run_virtual
 
 T = TypeVar("T")
@@ -114,8 +116,13 @@ def key_of(request: GenerateRequest, max_tokens: int, choice: int = 0) -> Sample
 def expected(
     request: GenerateRequest, prompt_ids: tuple[int, ...], choice: int = 0
 ) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
-    """Tokens and their logprobs."""
+    """Tokens and their logprobs. Of structures it knows choices, by brute force."""
     assert request.sampling.max_tokens is not None
     key = key_of(request, request.sampling.max_tokens, choice)
-    pairs = list(fake_rule.answering_with_logprobs(prompt_ids, key))
+    matcher: ListMatcher | None = None
+    if request.sampling.structure is not None:
+        assert request.sampling.structure.kind is StructureKind.CHOICES
+        texts = [text.encode() for text in request.sampling.structure.texts]
+        matcher = ListMatcher(texts, [bytes([byte]) for byte in range(256)], end_token_ids(key))
+    pairs = list(fake_rule.answering_with_logprobs(prompt_ids, key, matcher=matcher))
     return tuple(token for token, _ in pairs), tuple(each for _, each in pairs if each is not None)

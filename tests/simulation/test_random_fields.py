@@ -13,6 +13,7 @@ from pdserve.messages import Role
 from pdserve.request import GenerateRequest
 from pdserve.sampling import SamplingParams
 from pdserve.service.config import Config, EngineConfig, RouterConfig
+from pdserve.structure import Structure
 from tests.simulation.asking_for import ask, expected, served
 from tests.simulation.cluster import SimCluster
 
@@ -31,22 +32,33 @@ def draw_request(source: random.Random) -> GenerateRequest:
     if maybe(0.5):
         prompt = PREFIX + prompt
     letters = list(fake_rule.ALPHABET)
+    structure = draw_choices(source, letters) if maybe(0.25) else None
     n = source.choice((1, 1, 1, 2, 3))
     sampling = SamplingParams(
         temperature=0.0 if maybe(0.3) else 1.0,
         max_tokens=source.randint(1, 40),
-        allowed_token_ids=tuple(source.sample(letters, 9)) if maybe(0.2) else (),
-        banned_token_ids=tuple(source.sample(letters, 5)) if maybe(0.3) else (),
+        structure=structure,
+        # With a structure these might leave nothing.
+        allowed_token_ids=tuple(source.sample(letters, 9)) if structure is None and maybe(0.2) else (),
+        banned_token_ids=tuple(source.sample(letters, 5)) if structure is None and maybe(0.3) else (),
         bad_words=tuple("".join(map(chr, source.sample(letters, 2))) for _ in range(20))
-        if maybe(0.3)
+        if structure is None and maybe(0.3)
         else (),
-        stop_token_ids=tuple(source.sample(letters, 4)) if maybe(0.4) else (),
+        stop_token_ids=tuple(source.sample(letters, 4)) if structure is None and maybe(0.4) else (),
         logprobs=source.choice((None, 0, 3)),
         prompt_logprobs=source.choice((None, None, 0, 2)),
     )
     return GenerateRequest(
         input=prompt, sampling=sampling, seed=source.randrange(1, 1 << 32), n=n, echo=maybe(0.2)
     )
+
+
+def draw_choices(source: random.Random, letters: list[int]) -> Structure:
+    """Texts that begin alike, some of them the beginning of others."""
+    common = "".join(map(chr, source.choices(letters, k=source.randint(0, 20))))
+    texts = {common + "".join(map(chr, source.choices(letters, k=source.randint(1, 25)))) for _ in range(6)}
+    cut = {text[: source.randint(1, len(text))] for text in texts}
+    return Structure.choices(sorted(texts | cut))
 
 
 def check(request: GenerateRequest, answer: Completion) -> None:

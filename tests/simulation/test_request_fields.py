@@ -17,6 +17,7 @@ from pdserve.messages import Role
 from pdserve.request import Event, GenerateRequest, Prompt, Started, Tokens
 from pdserve.sampling import FinishReason, SamplingParams
 from pdserve.service.config import Config, EngineConfig, RouterConfig
+from pdserve.structure import Structure
 from tests.simulation.asking_for import (
     AGGREGATED,
     ONE_PAIR,
@@ -44,6 +45,9 @@ ASKED = {
     "bad words": request(bad_words=("a", "e", "ab", "zz")),
     "min tokens": request(min_tokens=20, stop_token_ids=tuple(fake_rule.ALPHABET[:32])),
     "stop ids": request(stop_token_ids=tuple(b"abcdefgh")),
+    "choices": request(
+        structure=Structure.choices(("abcdefgh ijkl", "abcdefgh", "abcdefgh mnop")), stop_token_ids=tuple(b"z\n")
+    ),
     "logprobs": request(logprobs=3),
     "its own logprob": request(logprobs=0),
     "all": request(

@@ -37,7 +37,9 @@ class ListMatcher:
         return [
             token_id
             for token_id, token in enumerate(self._tokens)
-            if token and any(text.startswith(self.text + token) for text in self._texts)
+            if token
+            and token_id not in self._ends
+            and any(text.startswith(self.text + token) for text in self._texts)
         ]
 
     def mask(self) -> TokenMask:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 
-from pdserve.structure import Structure
+from pdserve.structure import Structure, StructureKind
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,10 @@ class Wish:
     structure: Structure
     is_right: Callable[[str], bool]
     max_tokens: int
+
+    @property
+    def is_json(self) -> bool:
+        return self.structure.kind in (StructureKind.JSON_SCHEMA, StructureKind.JSON_OBJECT)
 
     def __str__(self) -> str:
         return self.name

@@ -80,6 +80,14 @@ def test_a_whole_text_without_ends_allows_what_goes_on() -> None:
     assert ids_of(matcher.mask()) == [ord("b")]
 
 
+def test_an_end_that_is_text_too_is_allowed_only_behind_a_whole_text() -> None:
+    newline, b = ord("\n"), ord("b")
+    matcher = compile_structure(Structure.regex("a[\\nb]c"), VOCABULARY).matcher((newline,), b"a")
+    assert ids_of(matcher.mask()) == [b]
+    matcher = compile_structure(Structure.regex("a[\\nb]*"), VOCABULARY).matcher((newline,), b"a")
+    assert ids_of(matcher.mask()) == [newline, b]
+
+
 def test_special_tokens_are_no_text() -> None:
     matcher = compile_structure(Structure.regex("(?s:.)*"), VOCABULARY).matcher(())
     allowed = ids_of(matcher.mask())
