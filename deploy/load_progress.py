@@ -53,17 +53,17 @@ class LoadProgress:
 
     def reached(self, num_bytes: int) -> None:
         """A line every few seconds: a small model has none."""
-        now_s = self._clock.now_s()
-        self._post(LoadState(num_bytes, self._total_bytes, now_s - self._started_s))
+        self._post(LoadState(num_bytes, self._total_bytes, self.elapsed_s))
         if self._bar is not None:
             self._bar.reached(num_bytes)
-        elif now_s - self._told_s >= _LINE_EVERY_S:
-            self._told_s = now_s
+        elif self._clock.now_s() - self._told_s >= _LINE_EVERY_S:
+            self._told_s = self._clock.now_s()
             log.info("model.loading", loaded_bytes=num_bytes, **self.facts())
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock.now_s() - self._started_s
 
     def facts(self) -> dict[str, object]:
         """For the line that says that it is done."""
-        return {
-            "total_bytes": self._total_bytes,
-            "took_s": round(self._clock.now_s() - self._started_s, 3),
-        }
+        return {"total_bytes": self._total_bytes, "took_s": round(self.elapsed_s, 3)}

@@ -77,6 +77,7 @@ async def run_worker(
                 log.info("worker.stopped_while_loading")
                 end_now(EXIT_OK)  # nothing is in hand, and a thread that loads can't be stopped
                 return EXIT_OK
+            metrics.load_s.set(progress.elapsed_s)
             _log_loaded(model, progress)
             setup = WorkerSetup(
                 me=me,

@@ -45,6 +45,7 @@ class WorkerMetrics:
             ["state"],
             registry=r,
         )
+        self.load_s = Gauge("pdserve_model_load_seconds", "What loading the model took.", registry=r)
         self.running = Gauge("pdserve_running_sequences", "Sequences in the batch.", registry=r)
         self.waiting = Gauge(
             "pdserve_waiting_requests", "Requests that wait for blocks or their turn.", registry=r

@@ -18,6 +18,7 @@ from pdserve.tokenizer import Tokenizer
 from tests.support.processes import START_LIMIT_S, STOP_LIMIT_S, LocalCluster
 from tests.unit.engine_torch.random_model import SMALL, write_random_model
 
+HIDDEN_CURSOR, SHOWN_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 SMALL_POOL = ("--engine.num-blocks", "64")
 
 
@@ -68,14 +69,27 @@ def test_a_bar_in_a_terminal(folder: Path) -> None:
     assert shown, said
     assert abs(float(shown[-1][1]) * {"kB": 1, "MB": 1000}[shown[-1][2]] - size) < 0.05 * size
     assert shown[-1][0] == shown[-1][1]
-    assert said.index("\x1b[?25h") < said.index("model.loaded")  # the cursor is back, the bar at its end
+    assert said.index(SHOWN_CURSOR.decode()) < said.index("model.loaded")  # the bar is at its end
     assert "model.loading" not in said
+
+
+@pytest.mark.timeout(START_LIMIT_S + STOP_LIMIT_S)
+def test_a_stop_while_it_loads_leaves_the_terminal_as_it_was(folder: Path) -> None:
+    command = ("worker", "--model", str(folder), "--routers", "127.0.0.1:1", "--engine.threads", "1")
+    with terminal(*command, *SMALL_POOL) as (process, end):
+        said = read_until(end, HIDDEN_CURSOR)
+        process.send_signal(signal.SIGTERM)
+        if SHOWN_CURSOR not in said:
+            read_until(end, SHOWN_CURSOR)
+        assert process.wait(STOP_LIMIT_S) == 0
 
 
 def test_lines_in_the_log(folder: Path, tmp_path: Path) -> None:
     arguments = ("--model", str(folder), "--engine.threads", "1", *SMALL_POOL)
     with LocalCluster(tmp_path, *arguments) as cluster:
         lines = cluster.log_tail(1_000_000).splitlines()
+        for row in (cluster.row("prefill"), cluster.row("decode")):
+            assert 0 < cluster.metric(row, "pdserve_model_load_seconds") < START_LIMIT_S
     for worker in ("prefill-0", "decode-0"):
         begun, done = (
             [line for line in lines if line.startswith(worker) and event in line]
