@@ -308,6 +308,17 @@ class TestEnds:
         assert not bench.said(Started)
         bench.assert_at_rest()
 
+    def test_abort_by_another_router_does_nothing(self) -> None:
+        bench = DecodeBench()
+        bench.core.handle(SessionOpened(2, "r2"))
+        bench.start(1, 20)
+        bench.core.handle(FromSession(2, Abort(1)))
+        bench.hand_off(1)
+        bench.core.handle(FromSession(2, Abort(1)))
+        bench.run()
+        assert bench.ended_leases() == [] and bench.tokens(1) == bench.expected(1)
+        bench.assert_at_rest()
+
     def test_abort_of_a_running_one_stops_at_once_and_keeps_its_cache(self) -> None:
         bench = DecodeBench()
         bench.start(1, 40, max_tokens=100)
@@ -481,6 +492,22 @@ class TestShortOfBlocks:
         phases = [message.phase for message in bench.said(Progress) if isinstance(message, Progress)]
         assert Phase.PREEMPTED not in phases
         assert bench.tokens(1) == bench.expected(1)
+        bench.assert_at_rest()
+
+    def test_an_unbound_grant_goes_before_a_younger_bound_one(self) -> None:
+        """Its blocks are free at once, and no transfer is lost."""
+        bench = DecodeBench(num_blocks=10)
+        bench.start(1, 60, max_tokens=40)
+        bench.hand_off(1)
+        for handle in (2, 3):
+            bench.start(handle, 20)
+        bench.bind(3)
+        bench.run()
+        assert failures(bench) == [(2, "Revoked")]
+        bench.retire(2)
+        bench.hand_off(3)
+        bench.run()
+        assert bench.tokens(3) == bench.expected(3)
         bench.assert_at_rest()
 
     def test_a_committed_grant_is_not_revoked(self) -> None:
