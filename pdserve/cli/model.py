@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     report = {
         "folder": str(folder),
         **dataclasses.asdict(facts),
+        "sliding_layers": [layer for layer, window in enumerate(config.windows) if window],
+        "rope": config.rope.kind,
         "blocks_in_memory": {
             dtype: facts.num_blocks(memory_bytes, _BLOCK_SIZE, dtype) for dtype in facts.kv_bytes_per_token
         },

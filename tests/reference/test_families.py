@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdserve.engine.torch_runner import TorchRunner
 from tests.support.random_families import FAMILIES, VOCAB_SIZE, save_random
 from tests.unit.engine_torch.driving import Stream, advance_with_logits, make_runner
 
@@ -18,12 +20,14 @@ NUM_TOKENS = 8
 LENGTH = 150
 
 
-def reference_logits(folder: Path, ids: list[int], **settings: Any) -> Tensor:
+def reference_logits(
+    folder: Path, ids: list[int], dtype: torch.dtype = torch.float32, **settings: Any
+) -> Tensor:
     """transformers' logits of all positions, in one pass."""
     from transformers import AutoModelForCausalLM
 
     models: Any = AutoModelForCausalLM
-    model = models.from_pretrained(str(folder), dtype=torch.float32, attn_implementation="eager").eval()
+    model = models.from_pretrained(str(folder), dtype=dtype, attn_implementation="eager").eval()
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([ids]), **settings).logits[0]
     return logits
@@ -51,3 +55,40 @@ def test_logits_equal(name: str, deterministic: bool, tmp_path: Path) -> None:
         theirs = reference_logits(folder, stream.ids[:-1])[-len(ours) :]
         assert float((ours - theirs).abs().max()) < LOGITS_WITHIN
         assert float(theirs.std()) > 0.1
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["batched", "tiled"])
+def test_attention_scores_are_capped_where_the_config_says_so(deterministic: bool, tmp_path: Path) -> None:
+    """transformers reads this key for Gemma 3 and leaves it to the caller to pass it on."""
+    folder = save_random("gemma3", tmp_path, attn_logit_softcapping=0.7)
+    assert json.loads((folder / "config.json").read_text())["attn_logit_softcapping"] == 0.7
+    stream, ours = decoded(make_runner(folder, deterministic=deterministic))
+    capped, plain = (
+        reference_logits(folder, stream.ids[:-1], softcap=softcap)[-len(ours) :] for softcap in (0.7, None)
+    )
+    assert float((ours - capped).abs().max()) < LOGITS_WITHIN
+    assert float((ours - plain).abs().max()) > 10 * LOGITS_WITHIN
+
+
+@pytest.mark.parametrize(
+    "name", ["llama yarn", "mistral", "qwen2 upper windows", "qwen3", "gemma3 capped", "phi4 mini"]
+)
+def test_bfloat16_errs_no_more_than_transformers(name: str, tmp_path: Path) -> None:
+    """Root mean square over all logits, against float32 on the same bfloat16 weights."""
+    folder = save_random(name, tmp_path, dtype=torch.bfloat16)
+    stream, ours = decoded(make_runner(folder, dtype="bfloat16"))
+    exact = reference_logits(folder, stream.ids[:-1])[-len(ours) :]
+    theirs = reference_logits(folder, stream.ids[:-1], torch.bfloat16)[-len(ours) :]
+    assert rms(ours - exact) <= 1.5 * rms(theirs.float() - exact)
+
+
+def decoded(runner: TorchRunner) -> tuple[Stream, Tensor]:
+    """A random sequence behind a prompt in chunks and some tokens, and the logits of these."""
+    source = random.Random(2)
+    stream = Stream([source.randrange(3, VOCAB_SIZE) for _ in range(LENGTH)], list(range(12)))
+    given = [advance_with_logits(runner, [(stream, 40)])[0] for _ in range(8)]
+    return stream, torch.stack([logits for logits in given if logits is not None])
+
+
+def rms(values: Tensor) -> float:
+    return float(values.double().pow(2).mean().sqrt())

@@ -45,6 +45,14 @@ def test_folder_and_gguf_file(name: str, tmp_path: Path, capsys: pytest.CaptureF
     assert report["blocks_in_memory"]["float32"] == (1 << 28) // (4 * per_token * 16)
     assert report["chat_templates"] == {"default": f"{len(TEMPLATE)} characters"}
     assert report["special_tokens"]
+    kinds = (
+        config.get("layer_types") or ["sliding_attention" if config.get("sliding_window") else ""] * layers
+    )
+    assert report["sliding_layers"] == [
+        layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"
+    ]
+    rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
+    assert report["rope"] == rope["rope_type"]
 
     write_model(tmp_path / "m.gguf", config, tensors, vocabulary, gguf.GGMLQuantizationType.Q8_0)
     imported = inspected(resolve(tmp_path / "m.gguf", tmp_path / "cache"), capsys)

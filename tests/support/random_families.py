@@ -116,7 +116,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def save_random(name: str, folder: Path, **changes: Any) -> Path:
+def save_random(name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
     """A model of FAMILIES with random weights, norms and biases too, as transformers saves it."""
     import transformers
 
@@ -131,5 +131,5 @@ def save_random(name: str, folder: Path, **changes: Any) -> Path:
                 parameter.normal_(mean=1.0 if is_norm else 0.0, std=0.3)
             else:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
-    model.save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)
     return folder
