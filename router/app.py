@@ -94,7 +94,7 @@ class RouterApp:
         )
         self.explanations = Explanations(clock)
         self._tasks = asyncio.TaskGroup()
-        structures = Structures(
+        self._structures = Structures(
             structure_work or work,
             self._tasks.create_task,
             clock,
@@ -109,7 +109,7 @@ class RouterApp:
             fleet=self.fleet,
             admission=self.admission,
             text=self.text,
-            structures=structures,
+            structures=self._structures,
             metrics=self.metrics,
             learner=Learner(placer.weights, clock, self.metrics),
             explanations=self.explanations,
@@ -135,6 +135,7 @@ class RouterApp:
         for conductor in tuple(self._conductors.values()):
             conductor.cancel(RequestCancelled("the router stops"))
         self.close_sessions()
+        self._structures.close()
         await self._tasks.__aexit__(kind, error, trace)
 
     # --- workers

@@ -58,7 +58,13 @@ class Structures:
         self._metrics = metrics
         self._limit_s = limit_s
         self._threads = asyncio.Semaphore(NUM_THREADS)
+        self._running: dict[asyncio.Task[Any], None] = {}
         self._of_model: _OfModel | None = None
+
+    def close(self) -> None:
+        """The router stops: what still compiles is not waited for."""
+        for running in self._running:
+            running.cancel()
 
     async def compile(self, structure: Structure, tokenizer: Tokenizer) -> Compiled:
         """From the cache, or anew. Raises InvalidRequest: what is wrong with it and where, or the limit it passes."""
@@ -86,9 +92,6 @@ class Structures:
             found: Compiled | Failure = await self._compile_in_time(structure, await self._vocabulary(model))
         except PdserveError as error:
             found = to_failure(error)
-        except Exception as bug:  # the outermost frame of this task: other requests go on
-            log.error("structure.crashed", kind=structure.kind.value, exc_info=bug)
-            found = to_failure(InvariantViolated("compiling the structure crashed", cause=type(bug).__name__))
         finally:
             del model.compiling[structure]
         model.cache.put(structure, found)
@@ -122,17 +125,15 @@ class Structures:
         return vocabulary
 
     async def _compile_in_time(self, structure: Structure, vocabulary: GrammarVocabulary) -> Compiled:
-        from pdserve.grammar.compiler import compile_structure
-
         await self._threads.acquire()
         begun_s = self._clock.now_s()
-        running: asyncio.Future[Compiled] = asyncio.ensure_future(
-            self._work.run(lambda: compile_structure(structure, vocabulary))
-        )
+        running: asyncio.Task[Compiled | PdserveError]
+        running = self._spawn(self._work.run(lambda: _compile(structure, vocabulary)))
+        self._running[running] = None
         running.add_done_callback(self._thread_is_free)
         try:
             async with asyncio.timeout(self._limit_s):
-                return await asyncio.shield(running)
+                found = await asyncio.shield(running)
         except TimeoutError:
             took_s = round(self._clock.now_s() - begun_s, 3)
             raise InvalidRequest(
@@ -142,11 +143,26 @@ class Structures:
             took_s = self._clock.now_s() - begun_s
             self._metrics.structures_compiled.labels(kind=structure.kind.value).inc()
             self._metrics.structure_compile_s.observe(took_s)
+        if isinstance(found, PdserveError):
+            raise found
+        return found
 
-    def _thread_is_free(self, running: asyncio.Future[Compiled]) -> None:
+    def _thread_is_free(self, running: asyncio.Task[Compiled | PdserveError]) -> None:
+        del self._running[running]
         self._threads.release()
-        if not running.cancelled():
-            running.exception()  # seen: whoever waited in time has had it
+
+
+def _compile(structure: Structure, vocabulary: GrammarVocabulary) -> Compiled | PdserveError:
+    """On another thread. An error is given back: nobody may wait for it any more."""
+    from pdserve.grammar.compiler import compile_structure
+
+    try:
+        return compile_structure(structure, vocabulary)
+    except PdserveError as error:
+        return error
+    except Exception as bug:  # the outermost frame of this work: other requests go on
+        log.error("structure.crashed", kind=structure.kind.value, exc_info=bug)
+        return InvariantViolated("compiling the structure crashed", cause=type(bug).__name__)
 
 
 class _OfModel:
