@@ -126,6 +126,15 @@ async def test_a_worker_that_says_nothing_is_lost_after_the_link_s_time() -> Non
         assert d.lost is not None
 
 
+@virtual
+async def test_a_router_that_stood_still_itself_takes_nobody_for_dead() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        cluster.clock.advance(10.0)  # what the workers said meanwhile lies unread
+        await cluster.advance(2.0)
+        assert p.lost is None and d.lost is None
+
+
 # --- row 20: a role is missing
 
 
@@ -152,6 +161,19 @@ async def test_requests_wait_for_a_missing_role_and_are_told_its_name() -> None:
         d.die()
         await cluster.settle()
         assert cluster.serving == [True, False]
+
+
+@virtual
+async def test_each_request_waits_its_own_time_for_a_missing_role() -> None:
+    async with Cluster() as cluster:
+        await cluster.prefill()
+        first = cluster.generate("hello")
+        await cluster.advance(20)
+        second = cluster.generate("hello")
+        await cluster.advance(11)
+        assert first.done and not second.done
+        await cluster.advance(20)
+        assert isinstance(second.error, NoWorker) and "prefill" not in str(second.error)
 
 
 @virtual

@@ -46,6 +46,15 @@ async def test_a_full_queue_refuses_at_once_with_retry_after_and_no_worker_s_fau
 
 
 @virtual
+async def test_what_has_its_pair_takes_no_place_in_the_queue() -> None:
+    async with Cluster(config({"max_queued_requests": 1})) as cluster:
+        p, d = await cluster.pair()
+        for _ in range(3):
+            await until_running(cluster, p, d, max_tokens=50)
+        assert len(d.got(StartDecode)) == 3
+
+
+@virtual
 async def test_after_a_refusal_a_decode_worker_is_asked_again_only_after_its_next_load_report() -> None:
     async with Cluster() as cluster:
         p, d = await cluster.pair()

@@ -17,6 +17,7 @@ from pdserve.messages import (
     Demand,
     Pair,
     PairState,
+    Phase,
     Role,
     SnapshotPart,
     StartDecode,
@@ -132,6 +133,41 @@ async def test_without_credit_nothing_is_sent_and_demand_is_told() -> None:
 
 
 @virtual
+async def test_demand_is_told_to_prefill_workers_in_equal_parts() -> None:
+    async with Cluster() as cluster:
+        p0, d = await cluster.pair()
+        p1 = await cluster.prefill("p1")
+        await cluster.link(p1, d)
+        for each in (p0, p1):
+            each.say(Credits(0))
+        await cluster.settle()
+        client = cluster.generate("x" * 41)
+        await cluster.advance(0.6)
+        assert [each.got(Demand)[-1].num_queued_tokens for each in (p0, p1)] == [21, 21]
+        client.generation.close()
+        await cluster.advance(0.6)
+        assert [each.got(Demand)[-1].num_queued_tokens for each in (p0, p1)] == [0, 0]
+
+
+@virtual
+async def test_credit_is_counted_by_the_router_until_the_worker_counts_it_and_then_spent_again() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        p.say(Credits(30))
+        await cluster.settle()
+        first, second = cluster.generate("x" * 30), cluster.generate("y" * 30)
+        d.grant(await d.expect(StartDecode))
+        start = await p.expect(StartPrefill)
+        await cluster.settle()
+        assert len(d.got(StartDecode)) == 1
+        p.say(Credits(30))  # it has accepted the first one, and its share has grown by as much
+        p.progress(start, Phase.QUEUED)
+        await d.expect(StartDecode)
+        first.generation.close()
+        second.generation.close()
+
+
+@virtual
 async def test_credit_that_an_ended_attempt_held_goes_to_the_next() -> None:
     async with Cluster() as cluster:
         p, d = await cluster.pair()
@@ -172,6 +208,30 @@ async def test_another_link_is_ordered_where_all_linked_decode_workers_refuse() 
         await cluster.settle()
         assert len(cluster.app.status().pairs) == 2
         client.generation.close()
+
+
+@virtual
+async def test_a_pair_that_a_worker_had_no_room_for_is_asked_for_again() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.prefill(), await cluster.decode()
+        p.say(PairState(d.ref, False, reason="full"))
+        await cluster.advance(4.0)
+        assert len(p.got(Pair)) == 1
+        await cluster.advance(2.0)
+        assert len(p.got(Pair)) == 2
+        await cluster.link(p, d)
+        await cluster.advance(11.0)
+        assert len(p.got(Pair)) == 2
+
+
+@virtual
+async def test_what_is_told_of_an_earlier_link_is_no_news() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        p.say(PairState(d.ref, True, "stream", generation=3))
+        p.say(PairState(d.ref, False, reason="it broke", generation=2))
+        await cluster.settle()
+        assert [pair.up for pair in cluster.app.status().pairs] == [True]
 
 
 def test_rendezvous_changes_only_what_it_must() -> None:

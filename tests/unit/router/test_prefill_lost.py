@@ -28,15 +28,17 @@ async def test_prefill_refuses_the_decode_worker_is_aborted_and_the_attempt_is_n
     async with Cluster() as cluster:
         p, d = await cluster.pair()
         client, start, prefill = await until_prefill(cluster, p, d, max_tokens=1)
-        p.refuse(prefill, Overloaded("queue full"))
-        assert (await d.expect(Abort)).handle == start.handle
-        await cluster.settle()
-        assert len(d.got(StartDecode)) == 1  # not before P's next load report
-        p.say(load())
-        again = await d.expect(StartDecode)
-        assert again.handle != start.handle
-        d.grant(again)
-        p.first(await p.expect(StartPrefill), A, FinishReason.LENGTH)
+        for refusal in (Overloaded("queue full"), WorkerLost("no link"), WorkerLost("no"), WorkerLost("no")):
+            p.refuse(prefill, refusal)
+            assert (await d.expect(Abort)).handle == start.handle
+            await cluster.settle()
+            assert d.got(StartDecode)[-1].handle == start.handle  # nothing before P's next load report
+            p.say(load())
+            before, start = start, await d.expect(StartDecode)
+            assert start.handle != before.handle
+            d.grant(start)
+            prefill = await p.expect(StartPrefill)
+        p.first(prefill, A, FinishReason.LENGTH)
         await client.end()
         assert client.ids() == [A] and client.finished().num_attempts == 1
 
