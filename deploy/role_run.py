@@ -149,7 +149,7 @@ class RoleRun:
             silence_s=self._timeouts.link_s,
         )
         self._gate = StartGate(
-            WorkerStructures(setup.model.tokenizer_files, self._clock),
+            setup.model.structures or WorkerStructures(setup.model.tokenizer_files, self._clock),
             ports.background,
             self._to_engine,
             self._answer,

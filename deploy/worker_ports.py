@@ -17,6 +17,7 @@ from pdserve.service.config import Config
 from pdserve.worker.background import Background, at_once
 from pdserve.worker.driver import OnDeath
 from pdserve.worker.sessions import Resolver, SessionDialer
+from pdserve.worker.structures import WorkerStructures
 
 
 class WorkerDriver(Protocol):
@@ -70,13 +71,15 @@ class WorkerPorts:
 class LoadedModel:
     """A model ready to run, and its tokenizer for routers that have no model folder.
 
-    name  what GetModel says
+    name        what GetModel says
+    structures  compiles what requests want their text to be; None = made of the files when one asks
     """
 
     name: str
     runner: Runner
     tokenizer_fingerprint: str
     tokenizer_files: Mapping[str, bytes]
+    structures: WorkerStructures | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

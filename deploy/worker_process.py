@@ -34,6 +34,7 @@ from pdserve.tokenizer import Tokenizer
 from pdserve.worker.background import ThreadBackground
 from pdserve.worker.dns import DnsResolver
 from pdserve.worker.driver import EventWaiter, LoopInbox, OnDeath, ThreadDriver
+from pdserve.worker.structures import WorkerStructures
 
 log = structlog.get_logger()
 
@@ -72,7 +73,7 @@ async def run_worker(
             with make_bar() as bar:
                 inbox = LoopInbox(asyncio.get_running_loop(), health.on_load)
                 progress = LoadProgress(clock, inbox.post, bar)
-                model = await _load_unless_stopped(config, stop, progress)
+                model = await _load_unless_stopped(config, stop, progress, clock)
             if model is None:
                 log.info("worker.stopped_while_loading")
                 end_now(EXIT_OK)  # nothing is in hand, and a thread that loads can't be stopped
@@ -138,20 +139,20 @@ async def _drain_when_asked(worker: Worker, stop: StopSignals) -> None:
 
 
 async def _load_unless_stopped(
-    config: Config, stop: StopSignals, progress: LoadProgress
+    config: Config, stop: StopSignals, progress: LoadProgress, clock: Clock
 ) -> LoadedModel | None:
     """Load on another thread: signals and /healthz are answered meanwhile. None: asked to stop before it was done."""
-    loading = asyncio.create_task(asyncio.to_thread(load_model, config, progress))
+    loading = asyncio.create_task(asyncio.to_thread(load_model, config, progress, clock))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     return await loading if loading.done() else None
 
 
-def load_model(config: Config, progress: LoadProgress) -> LoadedModel:
+def load_model(config: Config, progress: LoadProgress, clock: Clock) -> LoadedModel:
     """Weights, KV pool and tokenizer. Blocks for seconds; raises what an operator must change."""
     if config.engine.kind == "fake":
-        return _load_fake(config.engine)
+        return _load_fake(config.engine, clock)
     folder = resolve(config.worker.model)
     tokenizer = Tokenizer.load(folder)
     runner = _load_torch(folder, config.engine, progress)
@@ -160,7 +161,14 @@ def load_model(config: Config, progress: LoadProgress) -> LoadedModel:
         runner=runner,
         tokenizer_fingerprint=tokenizer.fingerprint,
         tokenizer_files=tokenizer.files,
+        structures=_prepare_structures(tokenizer, clock),
     )
+
+
+def _prepare_structures(tokenizer: Tokenizer, clock: Clock) -> WorkerStructures:
+    structures = WorkerStructures(tokenizer.files, clock)
+    structures.prepare(tokenizer)
+    return structures
 
 
 def _load_torch(folder: Path, config: EngineConfig, progress: Progress) -> Runner:
@@ -179,7 +187,7 @@ def _load_torch(folder: Path, config: EngineConfig, progress: Progress) -> Runne
     )
 
 
-def _load_fake(config: EngineConfig) -> LoadedModel:
+def _load_fake(config: EngineConfig, clock: Clock) -> LoadedModel:
     from pdserve.engine.fake_runner import FakeRunner
 
     num_blocks = config.num_blocks
@@ -193,6 +201,7 @@ def _load_fake(config: EngineConfig) -> LoadedModel:
         runner=runner,
         tokenizer_fingerprint=tokenizer.fingerprint,
         tokenizer_files=tokenizer.files,
+        structures=_prepare_structures(tokenizer, clock),
     )
 
 

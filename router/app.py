@@ -120,12 +120,15 @@ class RouterApp:
         self._ticker: asyncio.TimerHandle | None = None
         self._serving = False
         self._on_serving = on_serving
+        self.text.on_loaded = self._structures.prepare
         self.fleet.on_change = self.admission.pump
         self.fleet.on_topology = self._topology_changed
         self.fleet.on_tokenizer_file = self._on_tokenizer_file
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
+        if self.text.tokenizer is not None:
+            self._structures.prepare(self.text.tokenizer)
         return self
 
     async def __aexit__(

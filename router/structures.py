@@ -42,7 +42,7 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class Structures:
-    """Event-loop thread only. The grammar library is imported when the first structure comes.
+    """Event-loop thread only.
 
     work     where the library works; NUM_THREADS calls must be able to run at once
     spawn    begins a task that lives as long as it needs, whoever asked for it goes
@@ -65,6 +65,11 @@ class Structures:
         """The router stops: what still compiles is not waited for."""
         for running in self._running:
             running.cancel()
+
+    def prepare(self, tokenizer: Tokenizer) -> None:
+        """Read a model's vocabulary now, as long as nobody is served: it holds the interpreter for up to a second."""
+        model = self._of_model = _OfModel(tokenizer)
+        model.vocabulary = self._spawn(self._read_vocabulary(tokenizer))
 
     async def compile(self, structure: Structure, tokenizer: Tokenizer) -> Compiled:
         """From the cache, or anew. Raises InvalidRequest: what is wrong with it and where, or the limit it passes."""

@@ -52,7 +52,7 @@ class ModelText:
     """The tokenizer, once there is one. Event-loop thread only.
 
     tokenizer  given at start: then workers with another one aren't taken in; or None: the first worker sends its files
-    on_loaded  called when one is there, or another one
+    on_loaded  called when one has come from a worker, the first or another
     """
 
     def __init__(self, work: Work, tokenizer: Tokenizer | None = None) -> None:
@@ -62,7 +62,7 @@ class ModelText:
         self._is_own = tokenizer is not None
         self._arriving: dict[str, dict[str, bytes]] = {}  # by sender, then by file name
         self._loaded = asyncio.Event()
-        self.on_loaded: Callable[[], None] = lambda: None
+        self.on_loaded: Callable[[Tokenizer], None] = lambda tokenizer: None
         if tokenizer is not None:
             self._loaded.set()
 
@@ -100,7 +100,7 @@ class ModelText:
         self._tokenizer, self._fingerprint = tokenizer, fingerprint
         self._loaded.set()
         log.info("tokenizer.loaded", fingerprint=fingerprint, vocab_size=tokenizer.vocab_size)
-        self.on_loaded()
+        self.on_loaded(tokenizer)
 
     def forget(self, sender: str) -> None:
         """That worker's session has ended: what it sent of its files counts no more."""

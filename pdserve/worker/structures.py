@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from pdserve.clock import Clock
-from pdserve.errors import Incompatible, InvariantViolated, PdserveError
+from pdserve.errors import Incompatible, InvariantViolated, PdserveError, from_failure, to_failure
 from pdserve.messages import StartDecode, StartPrefill
 from pdserve.sampling import end_token_ids
 from pdserve.structure import Structure
 from pdserve.token_matcher import TokenMatcher
+from pdserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from pdserve.grammar.cache import StructureCache
@@ -23,17 +24,35 @@ log = structlog.get_logger()
 
 
 class WorkerStructures:
-    """One thread at a time: the background's.
+    """One thread at a time: the one that loads the model, then the background's.
 
-    tokenizer_files  of the model that is served. Read, and the grammar library imported, when the first request with
-                     a structure comes
+    tokenizer_files  of the model that is served; read when they are needed, unless `prepare` was called
     """
 
     def __init__(self, tokenizer_files: Mapping[str, bytes], clock: Clock) -> None:
         self._tokenizer_files = tokenizer_files
         self._clock = clock
-        self._vocabulary: GrammarVocabulary | None = None
+        self._vocabulary: GrammarVocabulary | PdserveError | None = None
         self._cache: StructureCache[CompiledStructure] | None = None
+
+    def prepare(self, tokenizer: Tokenizer) -> None:
+        """Read the model's vocabulary now, as long as nobody is served: it holds the interpreter for up to a second.
+
+        What is wrong with it is said to the requests that need it.
+        """
+        begun_s = self._clock.now_s()
+        try:
+            from pdserve.grammar.vocabulary import GrammarVocabulary
+
+            self._vocabulary = GrammarVocabulary(tokenizer)
+        except PdserveError as error:
+            self._vocabulary = error
+        except ImportError as error:
+            self._vocabulary = Incompatible("this worker can't import the grammar library", why=error)
+        if isinstance(self._vocabulary, PdserveError):
+            log.warning("vocabulary.unusable", reason=str(self._vocabulary))
+        else:
+            log.info("vocabulary.read", took_s=round(self._clock.now_s() - begun_s, 3))
 
     def matcher(self, start: StartPrefill | StartDecode) -> TokenMatcher | PdserveError:
         """For an attempt, behind the tokens that its request has generated already; or why there can't be one."""
@@ -44,13 +63,12 @@ class WorkerStructures:
             return self._compiled(structure).matcher(end_token_ids(start.key), generated)
         except PdserveError as error:
             return error
-        except ImportError as error:
-            return Incompatible("this worker can't import the grammar library", why=error)
         except Exception as error:  # the outermost frame of this work: the worker goes on
             log.error("structure.crashed", handle=start.handle, exc_info=error)
             return InvariantViolated("compiling a structure crashed", cause=type(error).__name__)
 
     def _compiled(self, structure: Structure) -> CompiledStructure:
+        vocabulary = self._read_vocabulary()  # first: it says whether there is a library
         from pdserve.grammar.cache import StructureCache
         from pdserve.grammar.compiler import compile_structure
 
@@ -59,7 +77,6 @@ class WorkerStructures:
         found = self._cache.get(structure)
         if found is not None:
             return found
-        vocabulary = self._read_vocabulary()
         begun_s = self._clock.now_s()
         compiled = compile_structure(structure, vocabulary)
         log.info(
@@ -73,10 +90,8 @@ class WorkerStructures:
 
     def _read_vocabulary(self) -> GrammarVocabulary:
         if self._vocabulary is None:
-            from pdserve.grammar.vocabulary import GrammarVocabulary
-            from pdserve.tokenizer import Tokenizer
-
-            begun_s = self._clock.now_s()
-            self._vocabulary = GrammarVocabulary(Tokenizer.from_files(self._tokenizer_files))
-            log.info("vocabulary.read", took_s=round(self._clock.now_s() - begun_s, 3))
+            self.prepare(Tokenizer.from_files(self._tokenizer_files))
+        assert self._vocabulary is not None, "prepared"
+        if isinstance(self._vocabulary, PdserveError):
+            raise from_failure(to_failure(self._vocabulary))
         return self._vocabulary
