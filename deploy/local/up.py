@@ -65,6 +65,7 @@ def run_up(options: UpOptions) -> str | None:
 async def _supervise(options: UpOptions, plan: Plan, output: Output) -> str | None:
     engine = options.config.engine
     model = options.config.worker.model if engine.kind == "torch" else "the fake engine"
+    serves_alone = options.shape.num_both > 0 or options.config.router.allow_local_prefill
     supervisor = Supervisor(
         plan,
         policy=RestartPolicy(final_exits=FINAL_EXITS),
@@ -75,7 +76,7 @@ async def _supervise(options: UpOptions, plan: Plan, output: Output) -> str | No
         ready_file=options.ready_file,
         drain_s=options.config.timeouts.drain_s,
         clock=SystemClock(),
-        extra_ready=can_serve if not options.config.router.allow_local_prefill else _at_once,
+        extra_ready=_at_once if serves_alone else can_serve,
     )
     return await supervisor.run()
 
@@ -108,7 +109,7 @@ def gauge(text: str, name: str) -> float:
 
 
 async def _at_once(plan: Plan) -> bool:
-    return True  # a decode worker alone serves
+    return True  # one worker alone serves
 
 
 def usable_cores() -> list[int]:

@@ -31,6 +31,20 @@ def test_the_ready_file_names_every_process(tmp_path: Path) -> None:
             asyncio.run(wait_gone(row.pid))
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ("--both", "1"),
+        ("--both", "1", "--prefill", "1"),
+        ("--decode", "1", "--router.allow-local-prefill", "true"),
+    ],
+    ids=" ".join,
+)
+def test_workers_that_serve_alone_are_ready_without_a_pair(tmp_path: Path, shape: tuple[str, ...]) -> None:
+    with LocalCluster(tmp_path, *FAKE, *shape) as cluster:
+        assert run_cli("generate", "--target", cluster.target, "--max-tokens", "4", "hello").returncode == 0
+
+
 @pytest.mark.parametrize("role", ["decode", "prefill", "router"])
 def test_a_killed_process_comes_back_and_serves(tmp_path: Path, role: str) -> None:
     with LocalCluster(
