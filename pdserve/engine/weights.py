@@ -22,6 +22,7 @@ from pdserve.engine.mapped_file import MappedFile
 from pdserve.engine.model_config import BadModel, ModelConfig, read_json
 from pdserve.engine.row_table import RowTable
 from pdserve.modelstore.progress import Progress, Silent
+from pdserve.modelstore.text_part import text_tensors
 
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLE_PIECES = 16
@@ -47,7 +48,7 @@ class StoredTensor:
 
 
 class Weights:
-    """Tensors by their Hugging Face names. One thread at a time."""
+    """Tensors of the text model by their Hugging Face names. One thread at a time."""
 
     def __init__(self, folder: Path, config: ModelConfig, progress: Progress | None = None) -> None:
         """progress is told of the stored bytes that have been read, when the next tensor is asked for.
@@ -56,7 +57,7 @@ class Weights:
         """
         self._config = config
         self._files: dict[Path, MappedFile] = {}
-        self._tensors = _index(folder)
+        self._tensors = text_tensors(config.architecture, _index(folder))
         for name, stored in self._tensors.items():
             self._check(name, stored)
         self._progress = progress or Silent()

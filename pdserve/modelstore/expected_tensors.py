@@ -41,7 +41,8 @@ def check_tensors(config: Mapping[str, Any], shapes: Mapping[str, Shape], where:
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Whether the output projection is the embedding; configs leave it out where it is what their class does anyway."""
     said = config.get("tie_word_embeddings")
-    return bool(said) if said is not None else "Gemma3ForCausalLM" in (config.get("architectures") or [])
+    named = config.get("architectures") or []
+    return bool(said) if said is not None else any(str(name).startswith("Gemma3For") for name in named)
 
 
 class _Sizes:
@@ -172,6 +173,7 @@ _LAYERS: dict[str, Callable[[_Sizes, int], _Named]] = {
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "Phi3ForCausalLM": _phi3,
     "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForConditionalGeneration": _gemma3,
 }
 
 

@@ -12,13 +12,14 @@ from typing import Any
 from pdserve.errors import Incompatible
 from pdserve.modelstore.expected_tensors import check_tensors, is_tied
 from pdserve.modelstore.stored_tensors import read_tensors
+from pdserve.modelstore.text_part import text_part, text_tensors
 
 _CACHE_VALUE_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Numbers of one model.
+    """Numbers of one model, of its text part where it has others.
 
     dtype              the type that most of the weights' bytes are stored in
     tensor_types       type → number of tensors, most frequent first
@@ -56,12 +57,8 @@ def read_facts(folder: Path) -> ModelFacts:
     tensors, shapes that aren't those of the config.
     """
     whole: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    # A model of several kinds of input keeps what concerns text apart; the class is that of the whole.
-    text = whole.get("text_config", whole)
-    if not isinstance(text, dict):
-        raise Incompatible("config.json needs an object here", key="text_config", got=text)
-    config = {**text, "architectures": whole.get("architectures")}
-    tensors = read_tensors(folder)
+    config = text_part(whole)
+    tensors = text_tensors(str((config.get("architectures") or ["?"])[0]), read_tensors(folder))
     check_tensors(config, {name: tensor.shape for name, tensor in tensors.items()}, str(folder))
     hidden_size, num_heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")
     num_kv_heads = _count(config, "num_key_value_heads") or num_heads

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.torch_runner import TorchRunner
-from tests.support.random_families import FAMILIES, VOCAB_SIZE, save_random
+from pdserve.modelstore.facts import read_facts
+from tests.support.random_families import FAMILIES, VOCAB_SIZE, WINDOW, save_random, save_with_images
 from tests.unit.engine_torch.driving import Stream, advance_with_logits, make_runner
 
 LOGITS_WITHIN = 1e-3
@@ -55,6 +56,16 @@ def test_logits_equal(name: str, deterministic: bool, tmp_path: Path) -> None:
         theirs = reference_logits(folder, stream.ids[:-1])[-len(ours) :]
         assert float((ours - theirs).abs().max()) < LOGITS_WITHIN
         assert float(theirs.std()) > 0.1
+
+
+def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
+    folder = save_with_images(tmp_path)
+    stream, ours = decoded(make_runner(folder))
+    theirs = reference_logits(folder, stream.ids[:-1])[-len(ours) :]
+    assert float((ours - theirs).abs().max()) < LOGITS_WITHIN
+    facts = read_facts(folder)
+    assert facts.architecture == "Gemma3ForConditionalGeneration"
+    assert (facts.num_layers, facts.sliding_window, facts.tied_embeddings) == (6, WINDOW, True)
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["batched", "tiled"])

@@ -122,8 +122,30 @@ def save_random(name: str, folder: Path, dtype: torch.dtype = torch.float32, **c
 
     family, own = FAMILIES[name]
     config_class = getattr(transformers, "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config")
+    config = config_class(**{**BASE, **own, **changes})
     torch.manual_seed(3)
-    model = getattr(transformers, f"{family}ForCausalLM")(config_class(**{**BASE, **own, **changes}))
+    return _save(getattr(transformers, f"{family}ForCausalLM")(config), family, folder, dtype)
+
+
+def save_with_images(folder: Path) -> Path:
+    """A Gemma 3 that sees images: its text model is one part of it."""
+    import transformers
+
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=BASE | GEMMA3,
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_index=VOCAB_SIZE - 1,
+    )
+    torch.manual_seed(3)
+    return _save(transformers.Gemma3ForConditionalGeneration(config), "Gemma3", folder, torch.float32)
+
+
+def _save(model: Any, family: str, folder: Path, dtype: torch.dtype) -> Path:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:

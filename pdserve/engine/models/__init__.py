@@ -20,5 +20,6 @@ MODELS: dict[str, Family] = {
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
     "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": GEMMA3,
     "Phi3ForCausalLM": PHI3,
 }

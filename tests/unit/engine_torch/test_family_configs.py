@@ -99,6 +99,31 @@ def test_gemma3_caps(tmp_path: Path) -> None:
     assert (config.attention_softcap, config.final_softcap) == (50.0, 30.0)
 
 
+def test_gemma3_with_images_as_it_is_published(tmp_path: Path) -> None:
+    """Its text_config leaves out what is the default of its class."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "text_config": text,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config = load_config(tmp_path, MODELS)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262_208)
+    assert (config.max_positions, config.eos_token_ids, config.tied_embeddings) == (131_072, (1, 106), True)
+    assert config.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4
+    assert config.rope == RopeConfig(base=1e6, kind="linear", factor=8.0, original_positions=131_072)
+    assert config.local_rope == RopeConfig(base=1e4, original_positions=131_072)
+    assert config.attention_scale == 256**-0.5
+
+
 LONGROPE: dict[str, Any] = {
     "type": "longrope",
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
