@@ -248,13 +248,18 @@ class PrefillCore:
     # --- the queue
 
     def _begin_queued(self, now_s: float) -> None:
-        """Start what fits, in order: a prompt that must wait for its link lets prompts for other links pass; one
-        that must wait for blocks lets nobody pass."""
+        """Start what fits, in order. A prompt whose lane (short or long) has a step's work lets the other lane pass,
+        one that must wait for its link lets prompts for other links pass, one that must wait for blocks nobody.
+        """
+        limits = self._engine.limits
+        to_compute = {True: 0, False: 0}
+        for seq in self._engine.sequences:
+            to_compute[limits.is_short(seq.num_uncomputed)] += seq.num_uncomputed
         blocked: dict[WorkerRef, None] = {}
         for attempt in list(self._queue):
-            if self._num_to_compute() >= self._engine.limits.max_step_tokens:
-                return
             decode_worker = attempt.lease.decode_worker
+            if to_compute[limits.is_short(attempt.num_tokens)] >= limits.max_step_tokens:
+                continue
             if decode_worker in blocked:
                 continue
             if not self._offering.may_begin(attempt.lease):
@@ -263,6 +268,8 @@ class PrefillCore:
             if not self._engine.reserve_prefill(attempt.seq, then_decode=False):
                 return
             self._begin(attempt, now_s)
+            num_tokens = attempt.seq.num_uncomputed
+            to_compute[limits.is_short(num_tokens)] += num_tokens
 
     def _begin(self, attempt: PrefillAttempt, now_s: float) -> None:
         self._queue.remove(attempt)
@@ -273,9 +280,6 @@ class PrefillCore:
         self._engine.start_prefill(attempt.seq, then_decode=False)
         self._offer(attempt, attempt.seq.num_computed)
         self._say_progress(attempt)
-
-    def _num_to_compute(self) -> int:
-        return sum(seq.num_uncomputed for seq in self._engine.sequences)
 
     def _offer(self, attempt: PrefillAttempt, num_computed: int) -> None:
         block_size = self._engine.pool.block_size

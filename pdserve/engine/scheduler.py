@@ -50,6 +50,10 @@ class EngineLimits:
         if self.recompute_max_tokens is not None and self.recompute_max_tokens < 0:
             raise ValueError(f"want recompute_max_tokens >= 0 or none, got {self.recompute_max_tokens}")
 
+    def is_short(self, num_tokens: int) -> bool:
+        """Whether a prefill of so many tokens is in the short lane: done in one chunk."""
+        return num_tokens <= self.chunk_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
@@ -213,8 +217,9 @@ class Scheduler:
                 most -= num_tokens
             return most
 
-        short = [index for index, seq in enumerate(seqs) if seq.num_uncomputed <= chunk_tokens]
-        long = [index for index, seq in enumerate(seqs) if seq.num_uncomputed > chunk_tokens]
+        is_short = [self._limits.is_short(seq.num_uncomputed) for seq in seqs]
+        short = [index for index in range(len(seqs)) if is_short[index]]
+        long = [index for index in range(len(seqs)) if not is_short[index]]
         # The odd token is the oldest one's: of a budget of 1 a half is nothing.
         half = (budget + (short[:1] == [0])) // 2 if long else budget
         left = budget - half + give(short, half)

@@ -180,6 +180,20 @@ class TestQueue:
         assert len(bench.said(FirstToken)) == 3
         bench.assert_at_rest()
 
+    def test_a_short_prompt_passes_long_ones_and_is_done_in_the_next_step(self) -> None:
+        bench = PrefillBench(num_blocks=100, queue_tokens=4096, chunk_tokens=64)
+        bench.start(1, 600)
+        bench.start(2, 600)
+        bench.turn()
+        bench.start(3, 20, to=D2)
+        bench.turn()
+        assert [first.handle for first in bench.said(FirstToken) if isinstance(first, FirstToken)] == [3]
+        assert [seq.handle for seq in bench.engine.sequences] == [1], "the other long one holds no blocks yet"
+        for handle in (3, 1, 2):
+            bench.run()
+            bench.close(handle)
+        bench.assert_at_rest()
+
     def test_a_slow_link_holds_a_quarter_of_the_pool_and_others_pass(self) -> None:
         bench = PrefillBench(num_blocks=16)
         bench.start(1, 48)
@@ -206,8 +220,8 @@ class TestQueue:
 
     def test_the_next_prompt_begins_when_a_step_has_room(self) -> None:
         bench = PrefillBench(chunk_tokens=32)
-        bench.start(1, 64)
-        bench.start(2, 32)
+        bench.start(1, 96)
+        bench.start(2, 96)
         bench.turn()
         assert len(bench.engine.sequences) == 1, "the second one keeps its blocks to others until it can run"
         bench.run()
