@@ -76,6 +76,26 @@ async def test_after_a_refusal_a_decode_worker_is_asked_again_only_after_its_nex
 
 
 @virtual
+async def test_a_refused_request_keeps_its_age_in_the_queue_and_its_priority_at_the_decode_worker() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        p.say(Credits(1))
+        await cluster.settle()
+        first = cluster.generate("first", priority=3)
+        start = await d.expect(StartDecode)
+        assert start.priority == 3
+        await cluster.advance(0.1)
+        second = cluster.generate("later", priority=3)
+        d.refuse(start, Overloaded("full"))
+        await cluster.settle()
+        d.say(load())
+        again = await d.expect(StartDecode)
+        assert again.token_ids == start.token_ids and again.priority == 3
+        first.generation.close()
+        second.generation.close()
+
+
+@virtual
 async def test_a_draining_decode_worker_gets_no_new_work_and_its_rest_is_replayed_elsewhere() -> None:
     async with Cluster() as cluster:
         p, d = await cluster.pair()

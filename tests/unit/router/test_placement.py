@@ -69,6 +69,21 @@ async def test_requests_spread_evenly_before_any_report_and_one_at_a_time() -> N
 
 
 @virtual
+async def test_among_equals_a_draw_decides_so_that_routers_do_not_all_begin_at_the_same_worker() -> None:
+    firsts: set[str] = set()
+    for seed in range(12):
+        async with Cluster(seed=seed) as cluster:
+            p = await cluster.prefill()
+            decodes = [await cluster.decode(f"d{n}") for n in range(3)]
+            await cluster.link(p, *decodes)
+            client = cluster.generate("hello")
+            await cluster.settle()
+            firsts.update(d.hello.worker.id for d in decodes if d.got(StartDecode))
+            client.generation.close()
+    assert firsts == {"d0", "d1", "d2"}
+
+
+@virtual
 async def test_the_less_loaded_is_taken_by_report() -> None:
     async with Cluster() as cluster:
         p, d0 = await cluster.pair()
