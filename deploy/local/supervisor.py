@@ -17,7 +17,6 @@ from deploy.local.restarts import Again, GiveUp, RestartPolicy, Restarts, exit_t
 from pdserve.clock import Clock
 
 _PROBE_S = 0.1
-_SLOW_START_S = 15.0
 # What a draining child may need beyond drain_s to close its sockets.
 _DRAIN_MARGIN_S = 5.0
 _SOURCE = "up"
@@ -40,6 +39,7 @@ class Supervisor:
 
     say           takes what a script may wait for: that the cluster is ready, that a process is back
     extra_ready   asked after all processes are ready; the ready line waits for its True
+    slow_start_s  a start that takes so long says what it waits for, again and again
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Supervisor:
         drain_s: float,
         clock: Clock,
         extra_ready: Callable[[Plan], Awaitable[bool]],
+        slow_start_s: float = 15.0,
     ) -> None:
         self._plan = plan
         self._environ = environ
@@ -65,6 +66,7 @@ class Supervisor:
         self._drain_s = drain_s
         self._clock = clock
         self._extra_ready = extra_ready
+        self._slow_start_s = slow_start_s
         self._slots = [_Slot(spec, Restarts(policy)) for spec in plan.processes]
         self._stopping = asyncio.Event()
         self._announced = False
@@ -199,7 +201,7 @@ class Supervisor:
                 took_s = self._clock.now_s() - self._started_s
                 self._say(f"pdserve is ready at {self._plan.target}: {self._title}, in {took_s:.1f} s")
                 return
-            if self._clock.now_s() - told_s >= _SLOW_START_S:
+            if self._clock.now_s() - told_s >= self._slow_start_s:
                 told_s = self._clock.now_s()
                 self._tell(f"still waiting for {', '.join(waiting) or 'a link between the workers'}")
             await self._pause(_PROBE_S)

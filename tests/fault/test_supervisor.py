@@ -42,8 +42,11 @@ if behaviour.startswith("exit"):
 
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path == "/readyz" else 404)
+        is_ready = behaviour != "loads"
+        self.send_response(404 if self.path != "/readyz" else 200 if is_ready else 503)
         self.end_headers()
+        if not is_ready:
+            self.wfile.write(b"the model is loading: 1 of 2 MB\\nno router joined\\n")
     def log_message(self, *args):
         pass
 
@@ -114,6 +117,7 @@ class Harness:
             drain_s=drain_s,
             clock=SystemClock(),
             extra_ready=_at_once,
+            slow_start_s=0.3,
         )
 
     def _spec(self, name: str, ports: PortReservations, behaviour: str) -> ProcessSpec:
@@ -177,6 +181,13 @@ async def test_one_ready_line_and_a_ready_file_when_all_are_ready(start: Start) 
         assert [row["id"] for row in content["processes"]] == list(GOOD)
         assert all(os.getpgid(row["pid"]) == row["pid"] for row in content["processes"])
         assert harness.lines.texts("decode-0") == ["listening"]
+
+
+async def test_a_slow_start_says_what_each_process_lacks(start: Start) -> None:
+    async with start({**GOOD, "decode-0": "loads"}) as (harness, _):
+        said = "still waiting for decode-0 (the model is loading: 1 of 2 MB, no router joined)"
+        await harness.lines.until("up", said, count=2)
+        assert not harness.lines.texts("said")
 
 
 async def test_sigterm_drains_the_router_before_the_workers(start: Start) -> None:
