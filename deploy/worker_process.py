@@ -183,6 +183,7 @@ def _load_torch(folder: Path, config: EngineConfig, progress: Progress) -> Runne
         num_blocks=config.num_blocks or None,
         kv_memory_bytes=config.kv_memory_bytes,
         block_size=config.block_size,
+        long_context=config.long_context,
         progress=progress,
     )
 

@@ -140,7 +140,7 @@ class ConfigReader(Section):
         return tuple(window if kind == "sliding_attention" else 0 for kind in named)
 
     def _max_positions(self, rope: RopeConfig) -> int:
-        """The window, of longrope its first one: behind it all frequencies change, those of cached keys as well."""
+        """The window. Of longrope its first one: behind it all frequencies change, those of cached keys as well."""
         positions = self.integer("max_position_embeddings")
         return min(positions, rope.original_positions) if rope.kind == "longrope" else positions
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ class RopeConfig:
                       here, so inside it it is the default)
     beta_fast, beta_slow, is_truncated  yarn: turns within original_positions where the ramp begins and ends; whether
                       these ends are rounded to whole pairs
-    divisors          longrope: of each frequency
+    divisors          longrope: of each frequency. Behind original_positions, long_divisors take their place, for all
+                      positions of a text: `ModelConfig.stretched`
+    long_positions    longrope: how far those reach
     attention_factor  yarn, longrope: what turned queries and keys are multiplied by
     Source: https://huggingface.co/docs/transformers, "Utilities for Rotary Embedding".
     """
@@ -39,6 +41,8 @@ class RopeConfig:
     beta_slow: float = 1.0
     is_truncated: bool = True
     divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
+    long_positions: int = 0
     attention_factor: float = 1.0
 
 
@@ -110,6 +114,18 @@ class ModelConfig:
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def can_stretch(self) -> bool:
+        """Whether its rotary embedding has other frequencies for long contexts."""
+        return bool(self.rope.long_divisors)
+
+    def stretched(self) -> ModelConfig:
+        """With the frequencies and the window of long contexts, for short texts too, if it can stretch."""
+        if not self.can_stretch:
+            return self
+        rope = replace(self.rope, divisors=self.rope.long_divisors)
+        return replace(self, rope=rope, max_positions=self.rope.long_positions)
 
 
 def read_json(path: Path) -> dict[str, Any]:

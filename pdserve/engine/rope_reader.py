@@ -71,6 +71,8 @@ def read_rope(
             factor=factor,
             original_positions=original,
             divisors=rope.numbers("short_factor", rotary_dim // 2),
+            long_divisors=rope.numbers("long_factor", rotary_dim // 2),
+            long_positions=max_positions,
             attention_factor=rope.number("attention_factor", _longrope_attention(factor, original)),
         )
     return RopeConfig(base=base, original_positions=max_positions)

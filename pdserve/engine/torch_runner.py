@@ -48,6 +48,7 @@ class TorchRunner:
         num_blocks: int | None,
         kv_memory_bytes: int,
         block_size: int,
+        long_context: bool = False,
         precision: Precision | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -56,6 +57,7 @@ class TorchRunner:
         dtype        "auto", "bfloat16" or "float32"
         num_threads  of torch, in this process; 0 = all cores
         num_blocks   of the pool; None = as many as kv_memory_bytes hold
+        long_context  a model with longrope takes the frequencies and the window of long contexts
         precision    instead of the one that dtype means on this CPU: to measure or test what another CPU would choose
         progress     told of the stored bytes that have been read
         Raises BadModel: the folder can't be served, or the pool would hold no block.
@@ -63,6 +65,10 @@ class TorchRunner:
         self._num_threads = num_threads or os.cpu_count() or 1
         torch.set_num_threads(self._num_threads)
         config = load_config(model_dir, MODELS)
+        identity = read_json(model_dir / "config.json")
+        if long_context and config.can_stretch:
+            config = config.stretched()
+            identity["long_context"] = True  # other KV from the same weights
         precision = replace(precision or choose_precision(dtype), undivided=deterministic)
         weights = Weights(model_dir, config, progress)
         with torch.inference_mode():
@@ -95,7 +101,7 @@ class TorchRunner:
         self._layout = replace(layout, num_blocks=num_blocks)
         self._pool = KvPool(self._layout, precision.kv)
         trim_heap()
-        fingerprint = weights.fingerprint(read_json(model_dir / "config.json"))
+        fingerprint = weights.fingerprint(identity)
         self._card = ModelCard(
             name=model_dir.name,
             vocab_size=config.vocab_size,

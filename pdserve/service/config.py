@@ -150,6 +150,10 @@ class EngineConfig:
     deterministic: bool = setting(
         False, "results independent of batching, chunks, cache hits and worker; slower"
     )
+    long_context: bool = setting(
+        False,
+        "models with longrope (Phi-3, Phi-4-mini): their long factors and whole window, also for short texts",
+    )
     threads: int = setting(0, "compute threads; 0 = all cores this process may use", least=0)
     block_size: int = setting(16, "token positions in a KV block", unit="tokens", least=1, most=1024,
                               verify=_block_size)  # fmt: skip

@@ -58,6 +58,18 @@ def test_logits_equal(name: str, deterministic: bool, tmp_path: Path) -> None:
         assert float(theirs.std()) > 0.1
 
 
+def test_long_contexts_of_longrope(tmp_path: Path) -> None:
+    """transformers turns to the long factors as soon as a text is longer than the original window."""
+    folder = save_random("phi4 mini", tmp_path, original_max_position_embeddings=64)
+    runner = make_runner(folder, long_context=True)
+    stream, ours = decoded(runner)
+    theirs = reference_logits(folder, stream.ids[:-1])[-len(ours) :]
+    assert float((ours - theirs).abs().max()) < LOGITS_WITHIN
+    usual = make_runner(folder)
+    assert (usual.card.window_tokens, runner.card.window_tokens) == (64, 2048)
+    assert usual.card.weights_fingerprint != runner.card.weights_fingerprint  # they don't share KV
+
+
 def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
     folder = save_with_images(tmp_path)
     stream, ours = decoded(make_runner(folder))

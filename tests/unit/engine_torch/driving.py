@@ -24,6 +24,7 @@ def make_runner(
     deterministic: bool = False,
     num_blocks: int = 256,
     num_threads: int = 1,
+    long_context: bool = False,
     precision: Precision | None = None,
 ) -> TorchRunner:
     return TorchRunner(
@@ -34,6 +35,7 @@ def make_runner(
         num_blocks=num_blocks,
         kv_memory_bytes=0,
         block_size=BLOCK_SIZE,
+        long_context=long_context,
         precision=precision,
     )
 

@@ -138,6 +138,9 @@ def test_phi3_parts_of_heads_and_longrope(tmp_path: Path) -> None:
     assert (config.rotary_dim, config.max_positions, config.norm_eps) == (12, 512, 1e-5)
     assert config.rope.divisors == tuple(LONGROPE["short_factor"])
     assert config.rope.attention_factor == math.sqrt(1 + math.log(2048 / 512) / math.log(512))
+    stretched = config.stretched()
+    assert (stretched.max_positions, stretched.rope.divisors) == (2048, (2.0,) * 6)
+    assert load(tmp_path, "Phi3").stretched() == load(tmp_path, "Phi3")
     for name in ("su", "yarn"):  # as first files called it
         assert (
             load(tmp_path, "Phi3", **changes, rope_scaling=LONGROPE | {"type": name}).rope.kind == "longrope"
