@@ -17,7 +17,7 @@ from pdserve.grammar.compiler import compile_structure
 from pdserve.grammar.vocabulary import GrammarVocabulary
 from pdserve.modelstore.resolve import resolve
 from pdserve.structure import Structure, StructureKind
-from pdserve.token_matcher import ids_of
+from pdserve.token_mask import ids_of
 from pdserve.tokenizer import Tokenizer
 
 NUM_TEXTS = 10

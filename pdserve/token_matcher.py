@@ -5,22 +5,12 @@ Implementation: `pdserve.grammar.matcher` over a library; tests have one over a 
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Protocol
 
 from pdserve.sampling import FinishReason, SampleKey, finish_reason
 
-TokenMask = npt.NDArray[np.int32]
-"""Tokens as bits: token t is bit t % 32 of word t // 32; those behind the end are not in the set."""
-
-
-def ids_of(mask: TokenMask) -> list[int]:
-    """The tokens of a mask, ascending."""
-    bits = np.unpackbits(mask.astype("<i4").view(np.uint8), bitorder="little")
-    found: list[int] = np.flatnonzero(bits).tolist()
-    return found
+if TYPE_CHECKING:  # a router without structures needs no numpy
+    from pdserve.token_mask import TokenMask
 
 
 class TokenMatcher(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pdserve.errors import InvalidRequest, UnknownModel
 from pdserve.request import GenerateRequest
 from pdserve.sampling import SampleKey, forbidden_now, forbidden_until_min
-from pdserve.token_matcher import TokenMatcher, ids_of
+from pdserve.token_matcher import TokenMatcher
 
 
 def check_model(asked: str, served: str) -> None:
@@ -54,6 +54,8 @@ def check_start(key: SampleKey, matcher: TokenMatcher) -> None:
     params = key.params
     if not (params.allowed_token_ids or params.banned_token_ids or key.bad_word_ids or params.min_tokens):
         return
+    from pdserve.token_mask import ids_of  # here: a router without structures needs no numpy
+
     left = set(ids_of(matcher.mask())).difference(forbidden_now(key, (), 0))
     if params.allowed_token_ids:
         left.intersection_update(params.allowed_token_ids)

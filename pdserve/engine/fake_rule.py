@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 import xxhash
 
-from pdserve.engine.token_mask import allows
 from pdserve.messages import TokenLogprobs
 from pdserve.sampling import SampleKey, SamplingParams, forbidden_now
-from pdserve.token_matcher import TokenMask, TokenMatcher, finish_by
+from pdserve.token_mask import TokenMask, allows
+from pdserve.token_matcher import TokenMatcher, finish_by
 
 RECORD_WORDS = 4  # kv_heads 2 × layers 1 × (k, v)
 EOS_ID = 256

@@ -13,7 +13,7 @@ from pdserve.engine.layout import KvLayout
 from pdserve.errors import RowFailed
 from pdserve.messages import TokenLogprobs
 from pdserve.sampling import SampleKey
-from pdserve.token_matcher import TokenMask
+from pdserve.token_mask import TokenMask
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.port import SampleSpec
-from pdserve.engine.token_mask import to_flags
 from pdserve.sampling import SamplingParams, forbidden_now
+from pdserve.token_mask import to_flags
 
 NEVER = float("-inf")
 

@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 
 from pdserve.errors import RowFailed
 from pdserve.grammar.vocabulary import GrammarVocabulary
-from pdserve.token_matcher import TokenMask
+from pdserve.token_mask import TokenMask
 
 _MOST_CHARACTERS = 200  # of the library's own words
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from pdserve.errors import RowFailed
-from pdserve.token_matcher import TokenMask
-
-
-def mask_of(token_ids: Sequence[int], num_tokens: int) -> TokenMask:
-    """These ids and no others."""
-    words = np.zeros(-(-num_tokens // 32), dtype=np.uint32)
-    for token_id in token_ids:
-        words[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
-    return words.view(np.int32)
+from pdserve.token_mask import TokenMask, to_mask
 
 
 class ListMatcher:
@@ -44,7 +34,7 @@ class ListMatcher:
 
     def mask(self) -> TokenMask:
         ends = self._ends if self.text in self._texts else ()
-        return mask_of([*self.allowed, *ends], max(len(self._tokens), *self._ends, 0) + 1)
+        return to_mask([*self.allowed, *ends], max(len(self._tokens), *self._ends, 0) + 1)
 
     def take(self, token_id: int) -> None:
         if token_id not in self.allowed:

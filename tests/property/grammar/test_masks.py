@@ -14,7 +14,7 @@ from pdserve.grammar.compiler import compile_structure
 from pdserve.grammar.matcher import CompiledStructure, GrammarMatcher
 from pdserve.grammar.vocabulary import GrammarVocabulary
 from pdserve.structure import Structure
-from pdserve.token_matcher import ids_of
+from pdserve.token_mask import ids_of
 from tests.support.byte_tokens import byte_vocabulary
 from tests.support.list_matcher import ListMatcher
 from tests.support.regex_oracle import (

@@ -15,9 +15,9 @@ from pdserve.engine.port import RowOutput, SampleSpec
 from pdserve.engine.sampler import sample
 from pdserve.engine.token_changes import changed
 from pdserve.engine.token_filters import filtered
-from pdserve.engine.token_mask import to_mask
 from pdserve.errors import RowFailed
 from pdserve.sampling import SampleKey, SamplingParams
+from pdserve.token_mask import to_mask
 from tests.property.sampling.oracle import Floats, TooClose, changed_logits, probabilities
 from tests.property.sampling.strategies import Case, cases
 

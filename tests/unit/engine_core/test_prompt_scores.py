@@ -16,10 +16,10 @@ from pdserve.engine.fake_runner import FakeRunner
 from pdserve.engine.port import Row, RowOutput, SampleSpec, ScoreSpec
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.engine.sequence import Sequence
-from pdserve.engine.token_mask import to_mask
 from pdserve.errors import RowFailed
 from pdserve.messages import TokenLogprobs
 from pdserve.sampling import SamplingParams
+from pdserve.token_mask import to_mask
 from tests.unit.engine_core.building import (
     assert_at_rest,
     engine,

@@ -12,7 +12,7 @@ from pdserve.engine.sequence import Sequence
 from pdserve.errors import RowFailed
 from pdserve.sampling import FinishReason, SamplingParams, end_token_ids
 from pdserve.structure import Structure
-from pdserve.token_matcher import TokenMask
+from pdserve.token_mask import TokenMask
 from tests.support.list_matcher import ListMatcher
 from tests.unit.engine_core.building import (
     assert_at_rest,

@@ -15,10 +15,10 @@ from pdserve.engine.philox import uniform
 from pdserve.engine.port import RowOutput, SampleSpec
 from pdserve.engine.sampler import sample
 from pdserve.engine.token_filters import draw, min_p_places, top_k_places, top_p_places, typical_p_places
-from pdserve.engine.token_mask import allows, to_flags, to_mask
 from pdserve.engine.token_scores import best_ids
 from pdserve.errors import RowFailed
 from pdserve.sampling import SampleKey, SamplingParams
+from pdserve.token_mask import allows, to_flags, to_mask
 
 
 def spec(

@@ -11,7 +11,7 @@ from pdserve.grammar.cache import StructureCache
 from pdserve.grammar.compiler import compile_structure
 from pdserve.grammar.vocabulary import GrammarVocabulary
 from pdserve.structure import Structure
-from pdserve.token_matcher import ids_of
+from pdserve.token_mask import ids_of
 from pdserve.tokenizer import Tokenizer
 from tests.support.structures import WISHES, Wish
 

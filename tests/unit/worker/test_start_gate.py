@@ -11,7 +11,7 @@ from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import Refused, StartDecode, StartPrefill, Up
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.structure import Structure
-from pdserve.token_matcher import ids_of
+from pdserve.token_mask import ids_of
 from pdserve.tokenizer import Tokenizer
 from pdserve.worker.background import at_once
 from pdserve.worker.messages import FromSession

@@ -1,11 +1,12 @@
-"""Sets of token ids as bits, the form in which grammar libraries write them."""
+"""Sets of token ids as bits, the form in which grammar libraries write them: token t is bit t % 32 of word t // 32."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from pdserve.token_matcher import TokenMask
+TokenMask = npt.NDArray[np.int32]
+"""[ceil(vocabulary / 32)], or shorter: tokens behind its end are not in the set."""
 
 
 def num_words(vocab_size: int) -> int:
@@ -30,3 +31,10 @@ def allows(mask: TokenMask, token_id: int) -> bool:
     """Whether one id is allowed."""
     word, bit = divmod(token_id, 32)
     return word < len(mask) and bool(int(mask[word]) >> bit & 1)
+
+
+def ids_of(mask: TokenMask) -> list[int]:
+    """The tokens of a mask, ascending."""
+    bits = np.unpackbits(mask.astype("<i4").view(np.uint8), bitorder="little")
+    found: list[int] = np.flatnonzero(bits).tolist()
+    return found
