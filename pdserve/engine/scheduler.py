@@ -205,25 +205,29 @@ class Scheduler:
                 plan.rows.append(PlannedRow(seq, num_tokens, samples=num_tokens == seq.num_uncomputed))
 
     def _divide(self, seqs: list[Sequence], budget: int) -> list[int]:
-        """How many tokens each prefill gets: a half for the short lane, then the long one, then what is left."""
-        chunk_tokens = self._limits.chunk_tokens
+        """How many tokens each prefill gets.
+
+        If both lanes have some, half of the budget is each one's: what the short lane leaves of its half nobody gets,
+        since it would only make the short ones' step longer.
+        """
+        limits = self._limits
         given = [0] * len(seqs)
 
         def give(lane: list[int], most: int) -> int:
             for index in lane:
-                num_tokens = min(seqs[index].num_uncomputed, chunk_tokens) - given[index]
-                num_tokens = min(num_tokens, most)
-                given[index] += num_tokens
-                most -= num_tokens
+                given[index] = min(seqs[index].num_uncomputed, limits.chunk_tokens, most)
+                most -= given[index]
             return most
 
-        is_short = [self._limits.is_short(seq.num_uncomputed) for seq in seqs]
+        is_short = [limits.is_short(seq.num_uncomputed) for seq in seqs]
         short = [index for index in range(len(seqs)) if is_short[index]]
         long = [index for index in range(len(seqs)) if not is_short[index]]
-        # The odd token is the oldest one's: of a budget of 1 a half is nothing.
-        half = (budget + (short[:1] == [0])) // 2 if long else budget
-        left = budget - half + give(short, half)
-        give(short, give(long, left))
+        for_long = budget
+        if short:
+            # The odd token is the oldest one's: of a budget of 1 a half is nothing.
+            for_long = (budget + (not is_short[0])) // 2
+        left = give(long, for_long)
+        give(short, budget - for_long + left)
         return given
 
     # --- when the pool is out

@@ -53,7 +53,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_that_is_being_computed() ->
     target.step()
     start(target, 2, 40, max_tokens=1)
     target.step()
-    assert steps == [[(1, 100)], [(1, 60), (2, 40)]]
+    assert steps == [[(1, 100)], [(1, 50), (2, 40)]]
 
 
 def test_however_many_short_prompts_come_a_long_one_gets_half_of_every_step() -> None:
@@ -71,13 +71,13 @@ def test_however_many_short_prompts_come_a_long_one_gets_half_of_every_step() ->
     assert steps[-1] == [(1, 100)]
 
 
-def test_long_prompts_share_what_short_ones_leave_oldest_first() -> None:
-    target, steps = recorded(EngineLimits(max_step_tokens=100, chunk_tokens=60, decode_prefill_tokens=None))
+def test_long_prompts_share_their_half_oldest_first_and_short_ones_wait_for_no_more() -> None:
+    target, steps = recorded(EngineLimits(max_step_tokens=100, chunk_tokens=30, decode_prefill_tokens=None))
     start(target, 1, 200, max_tokens=1)
     start(target, 2, 300, max_tokens=1)
     start(target, 3, 10, max_tokens=1)
     target.step()
-    assert steps == [[(1, 60), (2, 30), (3, 10)]]
+    assert steps == [[(1, 30), (2, 20), (3, 10)]]
 
 
 def test_chunk_tokens_bound_one_sequence_only() -> None:
