@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdserve.engine.numerics import LinearKind, Precision
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.modelstore.facts import read_facts
 from tests.support.random_families import FAMILIES, VOCAB_SIZE, WINDOW, save_random, save_with_images
@@ -18,6 +19,11 @@ from tests.unit.engine_torch.driving import Stream, advance_with_logits, make_ru
 
 LOGITS_WITHIN = 1e-3
 NUM_TOKENS = 8
+# What bfloat16 means on CPUs without and with instructions for it.
+PRECISIONS = [
+    Precision("bfloat16", torch.float32, torch.bfloat16, LinearKind.FBGEMM_HALF),
+    Precision("bfloat16", torch.bfloat16, torch.bfloat16, LinearKind.PLAIN),
+]
 LENGTH = 150
 
 
@@ -96,10 +102,11 @@ def test_attention_scores_are_capped_where_the_config_says_so(deterministic: boo
 @pytest.mark.parametrize(
     "name", ["llama yarn", "mistral", "qwen2 upper windows", "qwen3", "gemma3 capped", "phi4 mini"]
 )
-def test_bfloat16_errs_no_more_than_transformers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: precision.linear.value)
+def test_bfloat16_errs_no_more_than_transformers(name: str, precision: Precision, tmp_path: Path) -> None:
     """Root mean square over all logits, against float32 on the same bfloat16 weights."""
     folder = save_random(name, tmp_path, dtype=torch.bfloat16)
-    stream, ours = decoded(make_runner(folder, dtype="bfloat16"))
+    stream, ours = decoded(make_runner(folder, dtype="bfloat16", precision=precision))
     exact = reference_logits(folder, stream.ids[:-1])[-len(ours) :]
     theirs = reference_logits(folder, stream.ids[:-1], torch.bfloat16)[-len(ours) :]
     assert rms(ours - exact) <= 1.5 * rms(theirs.float() - exact)
