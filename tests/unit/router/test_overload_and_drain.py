@@ -142,6 +142,25 @@ async def test_a_draining_router_serves_what_runs_and_ends_the_rest_with_resume_
 
 
 @virtual
+async def test_a_draining_router_also_serves_what_waits_for_another_attempt() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client, _ = await until_running(cluster, p, d, max_tokens=3)
+        d.die()
+        await cluster.settle()
+        drain = asyncio.create_task(cluster.app.drain())
+        await cluster.settle()
+        assert not client.done
+        again = await cluster.decode("d1")
+        await cluster.link(p, again)
+        again.grant(await again.expect(StartDecode))
+        p.first(await p.expect(StartPrefill), C, FinishReason.LENGTH)
+        await client.end()
+        assert client.ids() == [A, B, C] and client.error is None
+        await drain
+
+
+@virtual
 async def test_a_prefill_worker_that_gives_up_draining_leaves_its_decode_worker_in_use() -> None:
     async with Cluster() as cluster:
         p, d = await cluster.pair()
