@@ -471,6 +471,8 @@ class DecodeCore:
             num_revocations=self._num_revocations,
             num_ignored=self._replies.num_ignored,
             failures=self._replies.failures,
+            num_masks=self._engine.num_masks,
+            mask_s=self._engine.mask_s,
             prefill_energy_j=self._engine.energy.prefill_j,
             decode_energy_j=self._engine.energy.decode_j,
         )

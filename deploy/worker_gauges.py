@@ -32,6 +32,8 @@ class WorkerGauges:
         metrics.revocations.set(counts.num_revocations)
         metrics.ignored.set(counts.num_ignored)
         metrics.failures.set_all(dict(counts.failures))
+        metrics.masks.set(counts.num_masks)
+        metrics.mask_s.set(counts.mask_s)
         for phase, joules in (("prefill", counts.prefill_energy_j), ("decode", counts.decode_energy_j)):
             if joules is not None:
                 metrics.set_energy(joules, phase)

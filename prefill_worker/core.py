@@ -444,6 +444,8 @@ class PrefillCore:
             num_cache_hit_tokens=engine.num_cache_hit_tokens,
             num_ignored=self._replies.num_ignored,
             failures=self._replies.failures,
+            num_masks=self._engine.num_masks,
+            mask_s=self._engine.mask_s,
             prefill_energy_j=self._engine.energy.prefill_j,
             decode_energy_j=self._engine.energy.decode_j,
         )

@@ -18,6 +18,7 @@ from pdserve.engine.sequence_blocks import SequenceBlocks
 from pdserve.engine.step_stats import EngineLoad, StepStats
 from pdserve.errors import InvariantViolated, RowFailed, StepFailed
 from pdserve.sampling import FinishReason
+from pdserve.token_mask import TokenMask
 from pdserve.token_matcher import finish_by
 
 log = structlog.get_logger()
@@ -27,7 +28,8 @@ class Engine:
     """Runs sequences over one pool. Synchronous; its owner alone calls it.
 
     A sequence's way: `reserve_prefill` → `start_prefill`, or `start_decode` after a hand-off; events of `step`; and
-    always `end`. `num_steps` counts steps that ran, failed ones too; `energy` adds up what they took.
+    always `end`. `num_steps` counts steps that ran, failed ones too; `energy` adds up what they took, `num_masks` and
+    `mask_s` the masks of structures.
     """
 
     def __init__(self, runner: Runner, limits: EngineLimits, clock: Clock) -> None:
@@ -37,6 +39,8 @@ class Engine:
         self.pool = BlockPool(layout.num_blocks, layout.block_size, clock)
         self.num_steps = 0
         self.energy = PhaseEnergy()  # of all steps
+        self.num_masks = 0
+        self.mask_s = 0.0  # what making them took
         self._clock = clock
         self._blocks = SequenceBlocks(self.pool, runner.card.cache_seed, prefix_cache=limits.prefix_cache)
         self._scheduler = Scheduler(self._blocks, limits)
@@ -204,12 +208,23 @@ class Engine:
         rows: list[Row] = []
         for row in planned:
             try:
-                rows.append(_row(row))
+                rows.append(_row(row, self._mask(row)))
             except RowFailed as error:
                 self._row_died(row.seq, error, events)
             else:
                 living.append(row)
         return living, rows
+
+    def _mask(self, row: PlannedRow) -> TokenMask | None:
+        """The tokens that its structure allows next. Raises RowFailed."""
+        matcher = row.seq.matcher
+        if matcher is None or not row.samples:
+            return None
+        begun_s = self._clock.now_s()
+        mask = matcher.mask()
+        self.num_masks += 1
+        self.mask_s += self._clock.now_s() - begun_s
+        return mask
 
     def _run(self, planned: Seq[PlannedRow], rows: Seq[Row]) -> list[RowOutput]:
         outputs = self.runner.run(rows)
@@ -305,14 +320,11 @@ class Engine:
             )
 
 
-def _row(row: PlannedRow) -> Row:
+def _row(row: PlannedRow, mask: TokenMask | None) -> Row:
     seq = row.seq
     end = seq.num_computed + row.num_tokens
     token_ids = seq.ids[-1:] if row.num_tokens == 1 and row.samples else seq.ids[seq.num_computed : end]
-    sample: SampleSpec | None = None
-    if row.samples:
-        mask = None if seq.matcher is None else seq.matcher.mask()
-        sample = SampleSpec(seq.key, seq.ids, seq.num_prompt_tokens, mask)
+    sample = SampleSpec(seq.key, seq.ids, seq.num_prompt_tokens, mask) if row.samples else None
     return Row(token_ids, seq.num_computed, seq.block_table, sample, _score(seq, end))
 
 

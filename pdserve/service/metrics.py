@@ -62,6 +62,8 @@ class WorkerMetrics:
         )
         self.cache_hit_tokens = Total(r, "pdserve_cache_hit_tokens", "Of these, those that were there.")
         self.preemptions = Total(r, "pdserve_preemptions", "Running sequences whose blocks were taken back.")
+        self.masks = Total(r, "pdserve_structure_masks", "Token masks made for structures.")
+        self.mask_s = Total(r, "pdserve_structure_mask_seconds", "What making them took, between steps.")
         self.revocations = Total(r, "pdserve_revocations", "Grants taken back before their commit.")
         self.ignored = Total(r, "pdserve_ignored_messages", "Messages about attempts that had ended.")
         self.failures = Total(r, "pdserve_failures", "Attempts that failed here, by error.", ("error",))

@@ -112,6 +112,7 @@ class CoreCounts:
 
     num_prefilled_tokens  prompt tokens computed here, hits not among them
     failures              errors told to routers, by class name
+    num_masks, mask_s     masks of structures, and the seconds that making them took
     prefill_energy_j, decode_energy_j  None: the machine can't tell, or nothing was computed yet
     """
 
@@ -123,6 +124,8 @@ class CoreCounts:
     num_revocations: int = 0
     num_ignored: int = 0
     failures: tuple[tuple[str, int], ...] = ()
+    num_masks: int = 0
+    mask_s: float = 0.0
     prefill_energy_j: float | None = None
     decode_energy_j: float | None = None
 

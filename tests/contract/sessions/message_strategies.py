@@ -10,6 +10,7 @@ from pdserve import messages as m
 from pdserve.errors import Failure
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.sampling import FinishReason, SampleKey, SamplingParams
+from pdserve.structure import Structure
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -26,6 +27,15 @@ counts = st.builds(m.BlockCounts, u32, u32, u32, u32, u32, u32)
 failures = st.builds(Failure, st.text("abcXYZ", min_size=1), texts, st.dictionaries(texts, texts, max_size=3))
 logprobs = st.builds(m.TokenLogprobs, f32, st.lists(st.tuples(u32, f32), max_size=3).map(tuple))
 maybe_logprobs = st.none() | logprobs
+
+
+structures = st.one_of(
+    st.just(Structure.json_object()),
+    st.builds(Structure.json_schema, texts),
+    st.builds(Structure.regex, texts),
+    st.builds(Structure.grammar, texts),
+    st.builds(Structure.choices, st.lists(texts, max_size=3)),
+)
 
 
 @st.composite
@@ -52,6 +62,7 @@ def sample_keys(draw: st.DrawFn) -> SampleKey:
         include_stop=draw(flags),
         stop_token_ids=draw(token_ids),
         ignore_eos=draw(flags),
+        structure=draw(st.none() | structures),
     )
     return SampleKey(
         params=params,

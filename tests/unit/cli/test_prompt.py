@@ -12,6 +12,7 @@ from pdserve.cli.prompt import request_of
 from pdserve.errors import InvalidRequest
 from pdserve.request import Chat, ChatMessage, GenerateRequest
 from pdserve.sampling import SamplingParams
+from pdserve.structure import Structure, StructureKind
 
 
 def parsed(*argv: str) -> argparse.Namespace:
@@ -63,6 +64,7 @@ def test_every_field_of_a_request_has_a_flag() -> None:
     flags = vars(parsed("x"))
     fields = {*SamplingParams.__dataclass_fields__, *GenerateRequest.__dataclass_fields__}
     fields -= {"input", "request_id", "model", "sampling", "priority", "user", "resume", "cache_salt"}
+    fields = fields - {"structure"} | {kind.value for kind in StructureKind}
     assert all(field in flags or field.removesuffix("s") in flags for field in fields)
 
 
@@ -127,6 +129,36 @@ def test_what_does_not_go_together(line: str, named: str) -> None:
 def test_a_bias_is_an_id_and_a_number(bias: str) -> None:
     with pytest.raises(SystemExit):
         parsed(f"--logit-bias={bias}", "x")
+
+
+def test_structures(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "null"}')
+    (tmp_path / "words.lark").write_text('start: "a"')
+    for line, structure in (
+        ([], None),
+        (["--json-schema", ' {"type": "null"}'], Structure.json_schema(' {"type": "null"}')),
+        (["--json-schema", f"{tmp_path}/schema.json"], Structure.json_schema({"type": "null"})),
+        (["--json-object"], Structure.json_object()),
+        (["--regex", "a+ b"], Structure.regex("a+ b")),
+        (["--choice", "yes", "--choice", "no"], Structure.choices(["yes", "no"])),
+        (["--grammar", f"{tmp_path}/words.lark"], Structure.grammar('start: "a"')),
+    ):
+        assert request_of(parsed(*line, "x")).sampling.structure == structure
+
+
+def test_structures_that_can_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"\xe9")
+    for line, said in (
+        (["--json-schema", f"{tmp_path}/none.json"], "none.json can't be read: No such file"),
+        (["--grammar", f"{tmp_path}"], "can't be read: Is a directory"),
+        (["--grammar", f"{tmp_path}/latin"], "latin is not UTF-8"),
+        (["--regex", "a\udcffb"], "--regex is not valid UTF-8"),
+        (["--choice", "a\udcffb"], "--choice is not valid UTF-8"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            request_of(parsed(*line, "x"))
+    with pytest.raises(SystemExit):
+        parsed("--regex", "a", "--json-object", "x")
 
 
 def test_text_that_is_not_utf8() -> None:

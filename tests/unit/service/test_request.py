@@ -224,6 +224,15 @@ params = st.builds(
     include_stop=st.booleans(),
     stop_token_ids=st.lists(st.integers(0, 99), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
+    structure=st.one_of(
+        st.none(),
+        st.just(Structure.json_object()),
+        st.builds(Structure.regex, texts.map(lambda text: text + "x")),
+        st.builds(
+            Structure.choices,
+            st.lists(texts.map(lambda text: text.replace("\0", "") + "x"), min_size=1, max_size=3),
+        ),
+    ),
 )
 choices = st.builds(ResumeChoice, ids, st.none() | st.sampled_from(FinishReason))
 
