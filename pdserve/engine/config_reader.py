@@ -114,7 +114,8 @@ class ConfigReader(Section):
     def upper_windows(self) -> tuple[int, ...]:
         """Qwen's rule: with use_sliding_window, and by layer_types or else from max_window_layers on."""
         window = self.window(_QWEN_WINDOW) if self.flag("use_sliding_window") else 0
-        first = self.raw.get("max_window_layers", _QWEN_FIRST)
+        first = self.raw.get("max_window_layers")
+        first = _QWEN_FIRST if first is None else first
         if not isinstance(first, int) or isinstance(first, bool) or first < 0:
             raise self.bad("config.json needs a whole number here", "max_window_layers")
         slides = [bool(window) and layer >= first for layer in range(self.integer("num_hidden_layers"))]

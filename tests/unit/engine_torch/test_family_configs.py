@@ -45,6 +45,7 @@ def test_mistral_window(tmp_path: Path, window: Any, want: int) -> None:
         ({"sliding_window": 8, "max_window_layers": 1}, (0, 0)),
         ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, (0, 8)),
         ({"use_sliding_window": True, "sliding_window": 8}, (0, 0)),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": None}, (0, 0)),
         ({"use_sliding_window": True, "sliding_window": 8, "layer_types": PATTERN}, (8, 0)),
         ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, (0, 0)),
         ({"layer_types": ["full_attention"] * 2}, (0, 0)),
