@@ -26,6 +26,9 @@ def _configure(config: ConfigReader) -> ModelConfig:
     full, local = _ropes(config)
     common = config.common(full, is_tied=True)
     pattern = config.integer("sliding_window_pattern", _DEFAULT_PATTERN)
+    window = config.window(_DEFAULT_WINDOW)
+    if not window:
+        raise config.bad("layers that slide need a window", "sliding_window")
     slides = [(layer + 1) % pattern != 0 for layer in range(common.num_layers)]
     has_bias = config.flag("attention_bias")
     return replace(
@@ -33,7 +36,7 @@ def _configure(config: ConfigReader) -> ModelConfig:
         activation=config.choice(
             "hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}, "gelu_pytorch_tanh"
         ),
-        windows=config.layer_windows(config.window(_DEFAULT_WINDOW), slides),
+        windows=config.layer_windows(window, slides),
         local_rope=local,
         attention_scale=config.number("query_pre_attn_scalar", _DEFAULT_QUERY_SCALAR) ** -0.5,
         attention_softcap=config.number("attn_logit_softcapping", 0.0),

@@ -190,6 +190,7 @@ def test_yarn(tmp_path: Path) -> None:
             "key=rope_scaling.beta_fast, value=x",
         ),
         ("Gemma3", {"hidden_activation": "relu"}, "key=hidden_activation, value=relu"),
+        ("Gemma3", {"sliding_window": None}, "key=sliding_window, value=None"),
         ("Gemma3", {"final_logit_softcapping": -1}, "key=final_logit_softcapping, value=-1"),
         ("Gemma3", {"use_bidirectional_attention": True}, "key=use_bidirectional_attention, value=True"),
         (
