@@ -8,7 +8,8 @@ from structlog.testing import capture_logs
 from kv_transfer import messages
 from kv_transfer.kind import Kind
 from kv_transfer.transports.faulty import Action, Fault, OnKind
-from pdserve.errors import PdserveError, WorkerLost
+from pdserve.errors import PdserveError, Stale, WorkerLost
+from pdserve.service.config import TimeoutsConfig
 from tests.contract.links.conftest import MakeWorld
 from tests.contract.links.world import Node, assert_at_rest, assert_handed_off, link_states
 
@@ -54,6 +55,60 @@ def test_a_lost_frame_ends_its_lease_and_no_other(make_world: MakeWorld, kind: K
     again = world.hand_off(prefill, decode, 2, num_blocks=3)
     world.wait_ends(2, prefill, decode)
     assert_handed_off(prefill, decode, 2, again)
+
+
+PATIENT = TimeoutsConfig(lease_s=50.0, handoff_s=60.0, token_gap_s=70.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "waiting"),
+    [
+        (Kind.READY, "d"),
+        (Kind.PULL, "d"),
+        (Kind.DATA, "d"),
+        (Kind.CONFIRM, "d"),
+        (Kind.READY, "p"),
+        (Kind.PULL, "p"),
+        (Kind.COMMIT, "p"),
+        (Kind.ACK, "p"),
+    ],
+)
+def test_each_end_ends_what_it_waits_for_in_vain(make_world: MakeWorld, kind: Kind, waiting: str) -> None:
+    """The other end would wait far longer; it is told."""
+
+    def lose(name: str, _dialled: bool) -> Fault | None:
+        return OnKind(kind, Action.DROP) if name == LOST[kind] else None
+
+    world = make_world(faults=lose)
+    prefill = world.node("p", timeouts=None if waiting == "p" else PATIENT)
+    decode = world.node("d", timeouts=None if waiting == "d" else PATIENT)
+    world.pair(prefill, decode)
+    if kind in ONLY_TWO_SIDED and world.one_sided:
+        return
+    world.hand_off(prefill, decode, 1, num_blocks=3)
+    world.wait_ends(1, prefill, decode, for_s=12.0)
+    assert isinstance(_error(decode), WorkerLost)
+
+
+def test_a_pull_of_what_was_given_up_is_answered_at_once(make_world: MakeWorld) -> None:
+    """Where the word of it was lost; D doesn't wait for lease_s."""
+
+    def lose(name: str, _dialled: bool) -> Fault | None:
+        return OnKind(Kind.WITHDRAW, Action.DROP) if name == "p" else None
+
+    world = make_world(faults=lose)
+    prefill, decode = world.node("p"), world.node("d")
+    world.pair(prefill, decode)
+    if world.one_sided:
+        return
+    world.open(prefill, decode, 1, num_blocks=3)
+    world.settle()
+    world.offer(prefill, 1, upto=2, num_new=2)
+    prefill.owner.handle(messages.Withdraw(1, WorkerLost("given up")))
+    began_s = world.clock.now_s()
+    world.wait_ends(1, prefill, decode)
+    assert isinstance(_error(decode), Stale)
+    assert world.clock.now_s() - began_s < 1.0
 
 
 def test_waiting_for_the_engines_is_no_matter_of_the_link(make_world: MakeWorld) -> None:

@@ -312,7 +312,7 @@ def test_a_silent_router_is_left_after_its_silence() -> None:
 
     world = World({"a:1": silent})
     world.run(6.0)
-    assert world.events[:2] == ["opened 1 r1", "closed 1"]
+    assert "opened 2 r1" in world.events, "it was left, and dialled anew"
 
 
 def test_no_welcome_is_no_session() -> None:
