@@ -14,7 +14,14 @@ from torch import Tensor
 from pdserve.engine.numerics import LinearKind, Precision
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.modelstore.facts import read_facts
-from tests.support.random_families import FAMILIES, VOCAB_SIZE, WINDOW, save_random, save_with_images
+from tests.support.random_families import (
+    FAMILIES,
+    LONGROPE,
+    VOCAB_SIZE,
+    WINDOW,
+    save_random,
+    save_with_images,
+)
 from tests.unit.engine_torch.driving import Stream, advance_with_logits, make_runner
 
 LOGITS_WITHIN = 1e-3
@@ -62,6 +69,52 @@ def test_logits_equal(name: str, deterministic: bool, tmp_path: Path) -> None:
         theirs = reference_logits(folder, stream.ids[:-1])[-len(ours) :]
         assert float((ours - theirs).abs().max()) < LOGITS_WITHIN
         assert float(theirs.std()) > 0.1
+
+
+# What transformers 4 wrote instead of what transformers 5 writes: keys that go, and those that come.
+OLDER: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "llama yarn": (
+        ("rope_parameters",),
+        {
+            "rope_theta": 10_000.0,
+            "rope_scaling": {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 128},
+        },
+    ),
+    "qwen2 upper windows": (("layer_types", "rope_parameters"), {"rope_theta": 500.0}),
+    "gemma3": (
+        ("layer_types", "rope_parameters"),
+        {
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 5_000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window_pattern": 3,
+        },
+    ),
+    "phi4 mini": (
+        ("rope_parameters",),
+        {
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": LONGROPE["short_factor"],
+                "long_factor": LONGROPE["long_factor"],
+            },
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_older_words(name: str, tmp_path: Path) -> None:
+    folder = save_random(name, tmp_path)
+    gone, come = OLDER[name]
+    config = json.loads((folder / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in gone} | come
+    (folder / "config.json").write_text(json.dumps(config))
+    stream, ours = decoded(make_runner(folder))
+    theirs = reference_logits(folder, stream.ids[:-1])[-len(ours) :]
+    assert float((ours - theirs).abs().max()) < LOGITS_WITHIN
 
 
 def test_long_contexts_of_longrope(tmp_path: Path) -> None:
