@@ -15,6 +15,9 @@ class ListMatcher:
         self._texts = texts
         self._tokens = tokens
         self._ends = ends
+        self._ids: dict[bytes, list[int]] = {}
+        for token_id, token in enumerate(tokens):
+            self._ids.setdefault(token, []).append(token_id)
         self.text = b""
 
     @property
@@ -24,13 +27,10 @@ class ListMatcher:
     @property
     def allowed(self) -> list[int]:
         """Ids that may follow, the ends not among them."""
-        return [
-            token_id
-            for token_id, token in enumerate(self._tokens)
-            if token
-            and token_id not in self._ends
-            and any(text.startswith(self.text + token) for text in self._texts)
-        ]
+        rests = [text[len(self.text) :] for text in self._texts if text.startswith(self.text)]
+        starts = {rest[:length] for rest in rests for length in range(1, len(rest) + 1)}
+        found = (token_id for start in starts for token_id in self._ids.get(start, ()))
+        return sorted(token_id for token_id in found if token_id not in self._ends)
 
     def mask(self) -> TokenMask:
         ends = self._ends if self.text in self._texts else ()
