@@ -64,6 +64,8 @@ def read_rope(
             attention_factor=rope.number("attention_factor", _yarn_attention(rope, factor)),
         )
     if kind == "longrope":
+        if not any(part.raw.get("original_max_position_embeddings") for part in (config, rope)):
+            raise config.bad("longrope needs its first window", "original_max_position_embeddings")
         factor = rope.number("factor", max_positions / original)
         return RopeConfig(
             base=base,

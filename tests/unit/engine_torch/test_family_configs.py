@@ -200,10 +200,19 @@ def test_yarn(tmp_path: Path) -> None:
         ),
         ("Phi3", {"partial_rotary_factor": 0.7}, "key=partial_rotary_factor, value=0.7, turned=11"),
         ("Phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "key=rope_scaling.type, value=linear"),
-        ("Phi3", {"rope_scaling": LONGROPE}, "key=rope_scaling.short_factor"),
+        ("Phi3", {"rope_scaling": LONGROPE}, "key=original_max_position_embeddings, value=None"),
         (
             "Phi3",
-            {"head_dim": 12, "rope_scaling": LONGROPE | {"short_factor": [1, 1, 0, 1, 1, 1]}},
+            {"rope_scaling": LONGROPE, "original_max_position_embeddings": 64},
+            "key=rope_scaling.short_factor",
+        ),
+        (
+            "Phi3",
+            {
+                "head_dim": 12,
+                "original_max_position_embeddings": 64,
+                "rope_scaling": LONGROPE | {"short_factor": [1, 1, 0, 1, 1, 1]},
+            },
             "key=rope_scaling.short_factor.2, value=0",
         ),
     ],
