@@ -94,7 +94,7 @@ class Structures:
     async def _compile(self, structure: Structure, model: _OfModel) -> Compiled | Failure:
         """Never raises but CancelledError: nobody may be there to hear it."""
         try:
-            found: Compiled | Failure = await self._compile_in_time(structure, await self._vocabulary(model))
+            found: Compiled | Failure = await self._compile_in_time(structure, model)
         except PdserveError as error:
             found = to_failure(error)
         finally:
@@ -129,13 +129,14 @@ class Structures:
         log.info("vocabulary.read", took_s=round(self._clock.now_s() - begun_s, 3))
         return vocabulary
 
-    async def _compile_in_time(self, structure: Structure, vocabulary: GrammarVocabulary) -> Compiled:
+    async def _compile_in_time(self, structure: Structure, model: _OfModel) -> Compiled:
+        vocabulary = await self._vocabulary(model)
         await self._threads.acquire()
         begun_s = self._clock.now_s()
         running: asyncio.Task[Compiled | PdserveError]
         running = self._spawn(self._work.run(lambda: _compile(structure, vocabulary)))
         self._running[running] = None
-        running.add_done_callback(self._thread_is_free)
+        running.add_done_callback(lambda done: self._thread_is_free(done, structure, model))
         try:
             async with asyncio.timeout(self._limit_s):
                 found = await asyncio.shield(running)
@@ -152,9 +153,15 @@ class Structures:
             raise found
         return found
 
-    def _thread_is_free(self, running: asyncio.Task[Compiled | PdserveError]) -> None:
+    def _thread_is_free(
+        self, running: asyncio.Task[Compiled | PdserveError], structure: Structure, model: _OfModel
+    ) -> None:
         del self._running[running]
         self._threads.release()
+        if not running.cancelled():
+            # Also what comes too late for the one who asked: it may have been the machine's fault.
+            found = running.result()
+            model.cache.put(structure, to_failure(found) if isinstance(found, PdserveError) else found)
 
 
 def _compile(structure: Structure, vocabulary: GrammarVocabulary) -> Compiled | PdserveError:
