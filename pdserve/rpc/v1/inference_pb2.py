@@ -4,106 +4,109 @@
 # source: pdserve/rpc/v1/inference.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 31, 1, "", "pdserve/rpc/v1/inference.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'pdserve/rpc/v1/inference.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1epdserve/rpc/v1/inference.proto\x12\x0epdserve.rpc.v1",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t"i\n\x04\x43hat\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.pdserve.rpc.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r"\xfc\x07\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x04\x88\x01\x01\x12\x16\n\ttypical_p\x18\x05 \x01(\x02H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x08\x88\x01\x01\x12\x41\n\nlogit_bias\x18\t \x03(\x0b\x32-.pdserve.rpc.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x14\n\x0cinclude_stop\x18\r \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x12\n\nignore_eos\x18\x0f \x01(\x08\x12\x11\n\x04seed\x18\x10 \x01(\x04H\x0b\x88\x01\x01\x12\x0e\n\x01n\x18\x11 \x01(\rH\x0c\x88\x01\x01\x12\x14\n\x07\x62\x65st_of\x18\x12 \x01(\rH\r\x88\x01\x01\x12\x15\n\x08logprobs\x18\x13 \x01(\rH\x0e\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\rH\x0f\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x15 \x01(\x08\x12\x19\n\x11\x61llowed_token_ids\x18\x16 \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x17 \x03(\r\x12\x11\n\tbad_words\x18\x18 \x03(\t\x12\x15\n\x0bjson_schema\x18\x19 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x1a \x01(\tH\x00\x12\x11\n\x07grammar\x18\x1b \x01(\tH\x00\x12*\n\x07\x63hoices\x18\x1c \x01(\x0b\x32\x17.pdserve.rpc.v1.ChoicesH\x00\x12\x15\n\x0bjson_object\x18\x1d \x01(\x08H\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\tstructureB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x04\n\x02_nB\n\n\x08_best_ofB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t"E\n\x06Resume\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12-\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x1c.pdserve.rpc.v1.ResumeChoice"m\n\x0cResumeChoice\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1c.pdserve.rpc.v1.FinishReasonH\x00\x88\x01\x01\x42\x10\n\x0e_finish_reason"\xf0\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x14.pdserve.rpc.v1.ChatH\x00\x12-\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x18.pdserve.rpc.v1.TokenIdsH\x00\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.pdserve.rpc.v1.SamplingParams\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0c\n\x04user\x18\x08 \x01(\t\x12#\n\x16truncate_prompt_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x12&\n\x06resume\x18\n \x01(\x0b\x32\x16.pdserve.rpc.v1.Resume\x12\x12\n\ncache_salt\x18\x0b \x01(\tB\x07\n\x05inputB\x19\n\x17_truncate_prompt_tokens"\xc9\x01\n\x10GenerateResponse\x12*\n\x07started\x18\x01 \x01(\x0b\x32\x17.pdserve.rpc.v1.StartedH\x00\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.pdserve.rpc.v1.TokensH\x00\x12,\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x18.pdserve.rpc.v1.FinishedH\x00\x12(\n\x06prompt\x18\x04 \x01(\x0b\x32\x16.pdserve.rpc.v1.PromptH\x00\x42\x07\n\x05\x65vent",\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02"F\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12$\n\x03top\x18\x02 \x03(\x0b\x32\x17.pdserve.rpc.v1.Logprob"o\n\x06Prompt\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.pdserve.rpc.v1.TokenLogprobs"\x8a\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\r\n\x05model\x18\x06 \x01(\t"\x7f\n\x06Tokens\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.pdserve.rpc.v1.TokenLogprobs"\\\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x03 \x01(\r"\xd7\x02\n\x07Timings\x12\x0f\n\x07ttft_ms\x18\x01 \x01(\x01\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x12\n\nreserve_ms\x18\x03 \x01(\x01\x12\x13\n\x0b\x64ispatch_ms\x18\x04 \x01(\x01\x12\x18\n\x10prefill_queue_ms\x18\x05 \x01(\x01\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x10\n\x08relay_ms\x18\x07 \x01(\x01\x12\x0f\n\x07rest_ms\x18\x08 \x01(\x01\x12\x14\n\x0c\x66irst_gap_ms\x18\t \x01(\x01\x12\x1b\n\x13transfer_exposed_ms\x18\n \x01(\x01\x12\x11\n\tcommit_ms\x18\x0b \x01(\x01\x12\x17\n\x0f\x64\x65\x63ode_queue_ms\x18\x0c \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\r \x01(\x01\x12\x12\n\nitl_p50_ms\x18\x0e \x01(\x01\x12\x12\n\nitl_p99_ms\x18\x0f \x01(\x01\x12\x10\n\x08total_ms\x18\x10 \x01(\x01"R\n\x06\x45nergy\x12\x16\n\tprefill_j\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08\x64\x65\x63ode_j\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_prefill_jB\x0b\n\t_decode_j"\xaa\x02\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12,\n\x06reason\x18\x02 \x01(\x0e\x32\x1c.pdserve.rpc.v1.FinishReason\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.pdserve.rpc.v1.Usage\x12(\n\x07timings\x18\x04 \x01(\x0b\x32\x17.pdserve.rpc.v1.Timings\x12\x14\n\x0cnum_attempts\x18\x05 \x01(\r\x12\x16\n\x0eprefill_worker\x18\x06 \x01(\t\x12\x15\n\rdecode_worker\x18\x07 \x01(\t\x12\x10\n\x08kv_bytes\x18\x08 \x01(\x04\x12\x11\n\ttransport\x18\t \x01(\t\x12&\n\x06\x65nergy\x18\n \x01(\x0b\x32\x16.pdserve.rpc.v1.Energy""\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t"\x0f\n\rAbortResponse"P\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.pdserve.rpc.v1.ChatH\x00\x42\x07\n\x05input"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r""\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t"\x11\n\x0fGetModelRequest"\xba\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rwindow_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x1b\n\x13weights_fingerprint\x18\x06 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t"#\n\x10GetStatusRequest\x12\x0f\n\x07\x65xplain\x18\x01 \x01(\x08"\xed\x01\n\x11GetStatusResponse\x12-\n\x07workers\x18\x01 \x03(\x0b\x32\x1c.pdserve.rpc.v1.WorkerStatus\x12)\n\x05pairs\x18\x02 \x03(\x0b\x32\x1a.pdserve.rpc.v1.PairStatus\x12*\n\x05queue\x18\x03 \x01(\x0b\x32\x1b.pdserve.rpc.v1.QueueStatus\x12\x11\n\trouter_id\x18\x04 \x01(\t\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12-\n\nplacements\x18\x06 \x03(\x0b\x32\x19.pdserve.rpc.v1.Placement"~\n\tPlacement\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12-\n\ncandidates\x18\x05 \x03(\x0b\x32\x19.pdserve.rpc.v1.Candidate"\x82\x01\n\tCandidate\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12&\n\x04\x63ost\x18\x05 \x03(\x0b\x32\x18.pdserve.rpc.v1.CostPart"$\n\x08\x43ostPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02ms\x18\x02 \x01(\x01"r\n\x0b\x42lockCounts\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\x0f\n\x07granted\x18\x02 \x01(\r\x12\r\n\x05owned\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x01(\r\x12\x10\n\x08promised\x18\x06 \x01(\r"\xcd\x02\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x17\n\x0frole_generation\x18\x04 \x01(\r\x12\r\n\x05state\x18\x05 \x01(\t\x12+\n\x06\x62locks\x18\x06 \x01(\x0b\x32\x1b.pdserve.rpc.v1.BlockCounts\x12\x13\n\x0bnum_running\x18\x07 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x08 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\t \x01(\x04\x12\x1c\n\x14num_cache_hit_tokens\x18\n \x01(\x04\x12\x1e\n\x16num_cache_query_tokens\x18\x0b \x01(\x04\x12\x17\n\x0fmetrics_address\x18\x0c \x01(\t\x12\x10\n\x08numerics\x18\r \x01(\t\x12\x11\n\tnum_steps\x18\x0e \x01(\x04"j\n\nPairStatus\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\n\n\x02up\x18\x03 \x01(\x08\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t"b\n\x0bQueueStatus\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x02 \x01(\x04\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\r\n\x05limit\x18\x04 \x01(\r*\xb6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x1b\n\x17\x46INISH_REASON_STOP_TEXT\x10\x04\x12\x1b\n\x17\x46INISH_REASON_STRUCTURE\x10\x05\x32\xe7\x03\n\tInference\x12O\n\x08Generate\x12\x1f.pdserve.rpc.v1.GenerateRequest\x1a .pdserve.rpc.v1.GenerateResponse0\x01\x12\x44\n\x05\x41\x62ort\x12\x1c.pdserve.rpc.v1.AbortRequest\x1a\x1d.pdserve.rpc.v1.AbortResponse\x12M\n\x08Tokenize\x12\x1f.pdserve.rpc.v1.TokenizeRequest\x1a .pdserve.rpc.v1.TokenizeResponse\x12S\n\nDetokenize\x12!.pdserve.rpc.v1.DetokenizeRequest\x1a".pdserve.rpc.v1.DetokenizeResponse\x12M\n\x08GetModel\x12\x1f.pdserve.rpc.v1.GetModelRequest\x1a .pdserve.rpc.v1.GetModelResponse\x12P\n\tGetStatus\x12 .pdserve.rpc.v1.GetStatusRequest\x1a!.pdserve.rpc.v1.GetStatusResponseb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epdserve/rpc/v1/inference.proto\x12\x0epdserve.rpc.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"i\n\x04\x43hat\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.pdserve.rpc.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xfc\x07\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x04\x88\x01\x01\x12\x16\n\ttypical_p\x18\x05 \x01(\x02H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x08\x88\x01\x01\x12\x41\n\nlogit_bias\x18\t \x03(\x0b\x32-.pdserve.rpc.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x14\n\x0cinclude_stop\x18\r \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x12\n\nignore_eos\x18\x0f \x01(\x08\x12\x11\n\x04seed\x18\x10 \x01(\x04H\x0b\x88\x01\x01\x12\x0e\n\x01n\x18\x11 \x01(\rH\x0c\x88\x01\x01\x12\x14\n\x07\x62\x65st_of\x18\x12 \x01(\rH\r\x88\x01\x01\x12\x15\n\x08logprobs\x18\x13 \x01(\rH\x0e\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\rH\x0f\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x15 \x01(\x08\x12\x19\n\x11\x61llowed_token_ids\x18\x16 \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x17 \x03(\r\x12\x11\n\tbad_words\x18\x18 \x03(\t\x12\x15\n\x0bjson_schema\x18\x19 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x1a \x01(\tH\x00\x12\x11\n\x07grammar\x18\x1b \x01(\tH\x00\x12*\n\x07\x63hoices\x18\x1c \x01(\x0b\x32\x17.pdserve.rpc.v1.ChoicesH\x00\x12\x15\n\x0bjson_object\x18\x1d \x01(\x08H\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\tstructureB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x04\n\x02_nB\n\n\x08_best_ofB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"E\n\x06Resume\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12-\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x1c.pdserve.rpc.v1.ResumeChoice\"m\n\x0cResumeChoice\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1c.pdserve.rpc.v1.FinishReasonH\x00\x88\x01\x01\x42\x10\n\x0e_finish_reason\"\xf0\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x14.pdserve.rpc.v1.ChatH\x00\x12-\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x18.pdserve.rpc.v1.TokenIdsH\x00\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.pdserve.rpc.v1.SamplingParams\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0c\n\x04user\x18\x08 \x01(\t\x12#\n\x16truncate_prompt_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x12&\n\x06resume\x18\n \x01(\x0b\x32\x16.pdserve.rpc.v1.Resume\x12\x12\n\ncache_salt\x18\x0b \x01(\tB\x07\n\x05inputB\x19\n\x17_truncate_prompt_tokens\"\xc9\x01\n\x10GenerateResponse\x12*\n\x07started\x18\x01 \x01(\x0b\x32\x17.pdserve.rpc.v1.StartedH\x00\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.pdserve.rpc.v1.TokensH\x00\x12,\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x18.pdserve.rpc.v1.FinishedH\x00\x12(\n\x06prompt\x18\x04 \x01(\x0b\x32\x16.pdserve.rpc.v1.PromptH\x00\x42\x07\n\x05\x65vent\",\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"F\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12$\n\x03top\x18\x02 \x03(\x0b\x32\x17.pdserve.rpc.v1.Logprob\"o\n\x06Prompt\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.pdserve.rpc.v1.TokenLogprobs\"\x8a\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\r\n\x05model\x18\x06 \x01(\t\"\x7f\n\x06Tokens\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.pdserve.rpc.v1.TokenLogprobs\"\\\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x03 \x01(\r\"\xd7\x02\n\x07Timings\x12\x0f\n\x07ttft_ms\x18\x01 \x01(\x01\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x12\n\nreserve_ms\x18\x03 \x01(\x01\x12\x13\n\x0b\x64ispatch_ms\x18\x04 \x01(\x01\x12\x18\n\x10prefill_queue_ms\x18\x05 \x01(\x01\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x10\n\x08relay_ms\x18\x07 \x01(\x01\x12\x0f\n\x07rest_ms\x18\x08 \x01(\x01\x12\x14\n\x0c\x66irst_gap_ms\x18\t \x01(\x01\x12\x1b\n\x13transfer_exposed_ms\x18\n \x01(\x01\x12\x11\n\tcommit_ms\x18\x0b \x01(\x01\x12\x17\n\x0f\x64\x65\x63ode_queue_ms\x18\x0c \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\r \x01(\x01\x12\x12\n\nitl_p50_ms\x18\x0e \x01(\x01\x12\x12\n\nitl_p99_ms\x18\x0f \x01(\x01\x12\x10\n\x08total_ms\x18\x10 \x01(\x01\"R\n\x06\x45nergy\x12\x16\n\tprefill_j\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08\x64\x65\x63ode_j\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_prefill_jB\x0b\n\t_decode_j\"\xaa\x02\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12,\n\x06reason\x18\x02 \x01(\x0e\x32\x1c.pdserve.rpc.v1.FinishReason\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.pdserve.rpc.v1.Usage\x12(\n\x07timings\x18\x04 \x01(\x0b\x32\x17.pdserve.rpc.v1.Timings\x12\x14\n\x0cnum_attempts\x18\x05 \x01(\r\x12\x16\n\x0eprefill_worker\x18\x06 \x01(\t\x12\x15\n\rdecode_worker\x18\x07 \x01(\t\x12\x10\n\x08kv_bytes\x18\x08 \x01(\x04\x12\x11\n\ttransport\x18\t \x01(\t\x12&\n\x06\x65nergy\x18\n \x01(\x0b\x32\x16.pdserve.rpc.v1.Energy\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"P\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.pdserve.rpc.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x11\n\x0fGetModelRequest\"\xba\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rwindow_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x1b\n\x13weights_fingerprint\x18\x06 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t\"#\n\x10GetStatusRequest\x12\x0f\n\x07\x65xplain\x18\x01 \x01(\x08\"\xed\x01\n\x11GetStatusResponse\x12-\n\x07workers\x18\x01 \x03(\x0b\x32\x1c.pdserve.rpc.v1.WorkerStatus\x12)\n\x05pairs\x18\x02 \x03(\x0b\x32\x1a.pdserve.rpc.v1.PairStatus\x12*\n\x05queue\x18\x03 \x01(\x0b\x32\x1b.pdserve.rpc.v1.QueueStatus\x12\x11\n\trouter_id\x18\x04 \x01(\t\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12-\n\nplacements\x18\x06 \x03(\x0b\x32\x19.pdserve.rpc.v1.Placement\"~\n\tPlacement\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12-\n\ncandidates\x18\x05 \x03(\x0b\x32\x19.pdserve.rpc.v1.Candidate\"\x82\x01\n\tCandidate\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12&\n\x04\x63ost\x18\x05 \x03(\x0b\x32\x18.pdserve.rpc.v1.CostPart\"$\n\x08\x43ostPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02ms\x18\x02 \x01(\x01\"r\n\x0b\x42lockCounts\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\x0f\n\x07granted\x18\x02 \x01(\r\x12\r\n\x05owned\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x01(\r\x12\x10\n\x08promised\x18\x06 \x01(\r\"\xcd\x02\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x17\n\x0frole_generation\x18\x04 \x01(\r\x12\r\n\x05state\x18\x05 \x01(\t\x12+\n\x06\x62locks\x18\x06 \x01(\x0b\x32\x1b.pdserve.rpc.v1.BlockCounts\x12\x13\n\x0bnum_running\x18\x07 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x08 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\t \x01(\x04\x12\x1c\n\x14num_cache_hit_tokens\x18\n \x01(\x04\x12\x1e\n\x16num_cache_query_tokens\x18\x0b \x01(\x04\x12\x17\n\x0fmetrics_address\x18\x0c \x01(\t\x12\x10\n\x08numerics\x18\r \x01(\t\x12\x11\n\tnum_steps\x18\x0e \x01(\x04\"j\n\nPairStatus\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\n\n\x02up\x18\x03 \x01(\x08\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"b\n\x0bQueueStatus\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x02 \x01(\x04\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\r\n\x05limit\x18\x04 \x01(\r*\xb6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x1b\n\x17\x46INISH_REASON_STOP_TEXT\x10\x04\x12\x1b\n\x17\x46INISH_REASON_STRUCTURE\x10\x05\x32\xe7\x03\n\tInference\x12O\n\x08Generate\x12\x1f.pdserve.rpc.v1.GenerateRequest\x1a .pdserve.rpc.v1.GenerateResponse0\x01\x12\x44\n\x05\x41\x62ort\x12\x1c.pdserve.rpc.v1.AbortRequest\x1a\x1d.pdserve.rpc.v1.AbortResponse\x12M\n\x08Tokenize\x12\x1f.pdserve.rpc.v1.TokenizeRequest\x1a .pdserve.rpc.v1.TokenizeResponse\x12S\n\nDetokenize\x12!.pdserve.rpc.v1.DetokenizeRequest\x1a\".pdserve.rpc.v1.DetokenizeResponse\x12M\n\x08GetModel\x12\x1f.pdserve.rpc.v1.GetModelRequest\x1a .pdserve.rpc.v1.GetModelResponse\x12P\n\tGetStatus\x12 .pdserve.rpc.v1.GetStatusRequest\x1a!.pdserve.rpc.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "pdserve.rpc.v1.inference_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdserve.rpc.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._loaded_options = None
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._serialized_options = b"8\001"
-    _globals["_FINISHREASON"]._serialized_start = 5055
-    _globals["_FINISHREASON"]._serialized_end = 5237
-    _globals["_CHATMESSAGE"]._serialized_start = 50
-    _globals["_CHATMESSAGE"]._serialized_end = 94
-    _globals["_CHAT"]._serialized_start = 96
-    _globals["_CHAT"]._serialized_end = 201
-    _globals["_TOKENIDS"]._serialized_start = 203
-    _globals["_TOKENIDS"]._serialized_end = 226
-    _globals["_SAMPLINGPARAMS"]._serialized_start = 229
-    _globals["_SAMPLINGPARAMS"]._serialized_end = 1249
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._serialized_start = 972
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._serialized_end = 1020
-    _globals["_CHOICES"]._serialized_start = 1251
-    _globals["_CHOICES"]._serialized_end = 1275
-    _globals["_RESUME"]._serialized_start = 1277
-    _globals["_RESUME"]._serialized_end = 1346
-    _globals["_RESUMECHOICE"]._serialized_start = 1348
-    _globals["_RESUMECHOICE"]._serialized_end = 1457
-    _globals["_GENERATEREQUEST"]._serialized_start = 1460
-    _globals["_GENERATEREQUEST"]._serialized_end = 1828
-    _globals["_GENERATERESPONSE"]._serialized_start = 1831
-    _globals["_GENERATERESPONSE"]._serialized_end = 2032
-    _globals["_LOGPROB"]._serialized_start = 2034
-    _globals["_LOGPROB"]._serialized_end = 2078
-    _globals["_TOKENLOGPROBS"]._serialized_start = 2080
-    _globals["_TOKENLOGPROBS"]._serialized_end = 2150
-    _globals["_PROMPT"]._serialized_start = 2152
-    _globals["_PROMPT"]._serialized_end = 2263
-    _globals["_STARTED"]._serialized_start = 2266
-    _globals["_STARTED"]._serialized_end = 2404
-    _globals["_TOKENS"]._serialized_start = 2406
-    _globals["_TOKENS"]._serialized_end = 2533
-    _globals["_USAGE"]._serialized_start = 2535
-    _globals["_USAGE"]._serialized_end = 2627
-    _globals["_TIMINGS"]._serialized_start = 2630
-    _globals["_TIMINGS"]._serialized_end = 2973
-    _globals["_ENERGY"]._serialized_start = 2975
-    _globals["_ENERGY"]._serialized_end = 3057
-    _globals["_FINISHED"]._serialized_start = 3060
-    _globals["_FINISHED"]._serialized_end = 3358
-    _globals["_ABORTREQUEST"]._serialized_start = 3360
-    _globals["_ABORTREQUEST"]._serialized_end = 3394
-    _globals["_ABORTRESPONSE"]._serialized_start = 3396
-    _globals["_ABORTRESPONSE"]._serialized_end = 3411
-    _globals["_TOKENIZEREQUEST"]._serialized_start = 3413
-    _globals["_TOKENIZEREQUEST"]._serialized_end = 3493
-    _globals["_TOKENIZERESPONSE"]._serialized_start = 3495
-    _globals["_TOKENIZERESPONSE"]._serialized_end = 3532
-    _globals["_DETOKENIZEREQUEST"]._serialized_start = 3534
-    _globals["_DETOKENIZEREQUEST"]._serialized_end = 3572
-    _globals["_DETOKENIZERESPONSE"]._serialized_start = 3574
-    _globals["_DETOKENIZERESPONSE"]._serialized_end = 3608
-    _globals["_GETMODELREQUEST"]._serialized_start = 3610
-    _globals["_GETMODELREQUEST"]._serialized_end = 3627
-    _globals["_GETMODELRESPONSE"]._serialized_start = 3630
-    _globals["_GETMODELRESPONSE"]._serialized_end = 3816
-    _globals["_GETSTATUSREQUEST"]._serialized_start = 3818
-    _globals["_GETSTATUSREQUEST"]._serialized_end = 3853
-    _globals["_GETSTATUSRESPONSE"]._serialized_start = 3856
-    _globals["_GETSTATUSRESPONSE"]._serialized_end = 4093
-    _globals["_PLACEMENT"]._serialized_start = 4095
-    _globals["_PLACEMENT"]._serialized_end = 4221
-    _globals["_CANDIDATE"]._serialized_start = 4224
-    _globals["_CANDIDATE"]._serialized_end = 4354
-    _globals["_COSTPART"]._serialized_start = 4356
-    _globals["_COSTPART"]._serialized_end = 4392
-    _globals["_BLOCKCOUNTS"]._serialized_start = 4394
-    _globals["_BLOCKCOUNTS"]._serialized_end = 4508
-    _globals["_WORKERSTATUS"]._serialized_start = 4511
-    _globals["_WORKERSTATUS"]._serialized_end = 4844
-    _globals["_PAIRSTATUS"]._serialized_start = 4846
-    _globals["_PAIRSTATUS"]._serialized_end = 4952
-    _globals["_QUEUESTATUS"]._serialized_start = 4954
-    _globals["_QUEUESTATUS"]._serialized_end = 5052
-    _globals["_INFERENCE"]._serialized_start = 5240
-    _globals["_INFERENCE"]._serialized_end = 5727
+  DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=5055
+  _globals['_FINISHREASON']._serialized_end=5237
+  _globals['_CHATMESSAGE']._serialized_start=50
+  _globals['_CHATMESSAGE']._serialized_end=94
+  _globals['_CHAT']._serialized_start=96
+  _globals['_CHAT']._serialized_end=201
+  _globals['_TOKENIDS']._serialized_start=203
+  _globals['_TOKENIDS']._serialized_end=226
+  _globals['_SAMPLINGPARAMS']._serialized_start=229
+  _globals['_SAMPLINGPARAMS']._serialized_end=1249
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=972
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1020
+  _globals['_CHOICES']._serialized_start=1251
+  _globals['_CHOICES']._serialized_end=1275
+  _globals['_RESUME']._serialized_start=1277
+  _globals['_RESUME']._serialized_end=1346
+  _globals['_RESUMECHOICE']._serialized_start=1348
+  _globals['_RESUMECHOICE']._serialized_end=1457
+  _globals['_GENERATEREQUEST']._serialized_start=1460
+  _globals['_GENERATEREQUEST']._serialized_end=1828
+  _globals['_GENERATERESPONSE']._serialized_start=1831
+  _globals['_GENERATERESPONSE']._serialized_end=2032
+  _globals['_LOGPROB']._serialized_start=2034
+  _globals['_LOGPROB']._serialized_end=2078
+  _globals['_TOKENLOGPROBS']._serialized_start=2080
+  _globals['_TOKENLOGPROBS']._serialized_end=2150
+  _globals['_PROMPT']._serialized_start=2152
+  _globals['_PROMPT']._serialized_end=2263
+  _globals['_STARTED']._serialized_start=2266
+  _globals['_STARTED']._serialized_end=2404
+  _globals['_TOKENS']._serialized_start=2406
+  _globals['_TOKENS']._serialized_end=2533
+  _globals['_USAGE']._serialized_start=2535
+  _globals['_USAGE']._serialized_end=2627
+  _globals['_TIMINGS']._serialized_start=2630
+  _globals['_TIMINGS']._serialized_end=2973
+  _globals['_ENERGY']._serialized_start=2975
+  _globals['_ENERGY']._serialized_end=3057
+  _globals['_FINISHED']._serialized_start=3060
+  _globals['_FINISHED']._serialized_end=3358
+  _globals['_ABORTREQUEST']._serialized_start=3360
+  _globals['_ABORTREQUEST']._serialized_end=3394
+  _globals['_ABORTRESPONSE']._serialized_start=3396
+  _globals['_ABORTRESPONSE']._serialized_end=3411
+  _globals['_TOKENIZEREQUEST']._serialized_start=3413
+  _globals['_TOKENIZEREQUEST']._serialized_end=3493
+  _globals['_TOKENIZERESPONSE']._serialized_start=3495
+  _globals['_TOKENIZERESPONSE']._serialized_end=3532
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3534
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3572
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3574
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3608
+  _globals['_GETMODELREQUEST']._serialized_start=3610
+  _globals['_GETMODELREQUEST']._serialized_end=3627
+  _globals['_GETMODELRESPONSE']._serialized_start=3630
+  _globals['_GETMODELRESPONSE']._serialized_end=3816
+  _globals['_GETSTATUSREQUEST']._serialized_start=3818
+  _globals['_GETSTATUSREQUEST']._serialized_end=3853
+  _globals['_GETSTATUSRESPONSE']._serialized_start=3856
+  _globals['_GETSTATUSRESPONSE']._serialized_end=4093
+  _globals['_PLACEMENT']._serialized_start=4095
+  _globals['_PLACEMENT']._serialized_end=4221
+  _globals['_CANDIDATE']._serialized_start=4224
+  _globals['_CANDIDATE']._serialized_end=4354
+  _globals['_COSTPART']._serialized_start=4356
+  _globals['_COSTPART']._serialized_end=4392
+  _globals['_BLOCKCOUNTS']._serialized_start=4394
+  _globals['_BLOCKCOUNTS']._serialized_end=4508
+  _globals['_WORKERSTATUS']._serialized_start=4511
+  _globals['_WORKERSTATUS']._serialized_end=4844
+  _globals['_PAIRSTATUS']._serialized_start=4846
+  _globals['_PAIRSTATUS']._serialized_end=4952
+  _globals['_QUEUESTATUS']._serialized_start=4954
+  _globals['_QUEUESTATUS']._serialized_end=5052
+  _globals['_INFERENCE']._serialized_start=5240
+  _globals['_INFERENCE']._serialized_end=5727
 # @@protoc_insertion_point(module_scope)
