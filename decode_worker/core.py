@@ -452,6 +452,8 @@ class DecodeCore:
             num_running=engine.num_running + self._grants.num_live,
             num_waiting=engine.num_waiting + self._admission.num_waiting,
             num_queued_tokens=engine.num_queued_tokens,
+            num_queued_short_tokens=engine.num_queued_short_tokens,
+            chunk_tokens=self._engine.limits.chunk_tokens,
             num_cache_hit_tokens=engine.num_cache_hit_tokens + self._admission.num_hit_tokens,
             num_cache_query_tokens=engine.num_cache_query_tokens + self._admission.num_query_tokens,
             prefill_tokens_per_s=engine.prefill_tokens_per_s,

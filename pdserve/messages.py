@@ -204,12 +204,16 @@ class Load:
     """The worker's load now; only the newest matters.
 
     step_s  mean time of a step; slowest_step_s: of the recent ones, by which a hang is told from a long step
+    num_queued_short_tokens  of num_queued_tokens: of prompts that are done in one chunk, which don't wait for others
+    chunk_tokens             the largest chunk
     """
 
     blocks: BlockCounts
     num_running: int
     num_waiting: int
     num_queued_tokens: int
+    num_queued_short_tokens: int
+    chunk_tokens: int
     num_cache_hit_tokens: int
     num_cache_query_tokens: int
     prefill_tokens_per_s: float

@@ -421,12 +421,15 @@ class PrefillCore:
         )
 
     def _load(self) -> Load:
-        engine = self._engine.load()
+        engine, limits = self._engine.load(), self._engine.limits
+        short = sum(attempt.num_tokens for attempt in self._queue if limits.is_short(attempt.num_tokens))
         return Load(
             blocks=self._engine.pool.counts(),
             num_running=engine.num_running,
             num_waiting=len(self._queue),
             num_queued_tokens=self._credits.used + engine.num_queued_tokens,
+            num_queued_short_tokens=short + engine.num_queued_short_tokens,
+            chunk_tokens=limits.chunk_tokens,
             num_cache_hit_tokens=engine.num_cache_hit_tokens,
             num_cache_query_tokens=engine.num_cache_query_tokens,
             prefill_tokens_per_s=engine.prefill_tokens_per_s,

@@ -7,6 +7,7 @@ of the reports until the worker has answered something about it, and a report ca
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdserve.messages import Load
@@ -29,7 +30,9 @@ class Accounting:
         self.rate_told_s = -math.inf  # when the worker's prefill rate was news
         self._assigned: dict[int, _Assigned] = {}  # by handle
         self._reported: dict[int, int] = {}  # handle -> tokens, of those that the reports count
-        self._withdrawn = 0  # tokens of these that the last report counts and that won't be computed
+        self._withdrawn: list[
+            int
+        ] = []  # tokens of these that the last report counts and that won't be computed
         self._recent = 0.0
         self._recent_at_s = 0.0
 
@@ -47,7 +50,8 @@ class Accounting:
 
     def withdraw(self, handle: int) -> None:
         """Its prompt won't be computed to its end here: what the last report says of it counts no more."""
-        self._withdrawn += self._reported.pop(handle, 0)
+        if handle in self._reported:
+            self._withdrawn.append(self._reported.pop(handle))
 
     def drop(self, handle: int) -> None:
         """The attempt has ended."""
@@ -59,7 +63,7 @@ class Accounting:
         if self.load is None or load.prefill_tokens_per_s != self.load.prefill_tokens_per_s:
             self.rate_told_s = now_s
         self.load = load
-        self._withdrawn = 0
+        self._withdrawn = []
         self._reported |= {
             handle: each.num_tokens for handle, each in self._assigned.items() if each.answered
         }
@@ -83,8 +87,27 @@ class Accounting:
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens queued there, and on their way."""
-        reported = 0 if self.load is None else max(0, self.load.num_queued_tokens - self._withdrawn)
-        return reported + sum(each.num_tokens for each in self._assigned.values())
+        reported = 0 if self.load is None else self.load.num_queued_tokens
+        return self._queued(reported, lambda num_tokens: True)
+
+    def num_tokens_before(self, num_tokens: int) -> int:
+        """How many tokens are computed there before a prompt's own last ones, if it comes now with so many to compute.
+
+        A worker's steps are halved between what is done in one chunk and what isn't (engine/scheduler.py); behind the
+        step that is under way a short prompt meets, of the long ones, no more than of its own kind.
+        """
+        queued = self.num_queued_tokens
+        if self.load is None or num_tokens > self.load.chunk_tokens:
+            return queued
+        chunk_tokens = self.load.chunk_tokens
+        short = self._queued(self.load.num_queued_short_tokens, lambda tokens: tokens <= chunk_tokens)
+        return short + min(queued - short, short + num_tokens + chunk_tokens)
+
+    def _queued(self, reported: int, counts: Callable[[int], bool]) -> int:
+        """What the last report says of some prompts, corrected by what this router knows beyond it."""
+        gone = sum(num_tokens for num_tokens in self._withdrawn if counts(num_tokens))
+        coming = sum(each.num_tokens for each in self._assigned.values() if counts(each.num_tokens))
+        return max(0, reported - gone) + coming
 
     def num_free_blocks(self, num_blocks: int) -> int:
         """Blocks that a new grant could have, of a pool of num_blocks, as far as is known."""

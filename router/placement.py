@@ -126,10 +126,11 @@ class Placer:
             for each in possible
         ]
         where = chosen.prefill if chosen.prefill is not None else chosen.decode
+        num_uncached = need.num_uncached_tokens(where)
         expected = Expected(
-            num_queued=where.accounting.num_queued_tokens,
+            num_queued=where.accounting.num_tokens_before(num_uncached),
             num_running=num_running(chosen.decode),
-            num_uncached=need.num_uncached_tokens(where),
+            num_uncached=num_uncached,
             num_sent=scoring.num_sent(chosen.decode),
         )
         return Placement(chosen.prefill, chosen.decode, chosen.cost, expected, (*verdicts, *fallen))

@@ -86,7 +86,7 @@ class Scoring:
     def local(self, decode: Member) -> Cost:
         """Queue and prefill on the decode worker itself, and the delay that this causes to what runs there."""
         todo = self._need.num_uncached_tokens(decode)
-        queued = decode.accounting.num_queued_tokens
+        queued = decode.accounting.num_tokens_before(todo)
         prior = self.prefill_prior(decode)
         running = num_running(decode)
         queue_s = decode.fits.queue.predict(queued, prior, self._now_s)
@@ -125,9 +125,10 @@ class Scoring:
         """Queue, prefill and trip, and how far they may be off."""
         if member not in self._computing:
             prior, fits = self.prefill_prior(member), member.fits
+            todo = self._need.num_uncached_tokens(member)
             self._computing[member] = (
-                fits.queue.predict(member.accounting.num_queued_tokens, prior, self._now_s),
-                fits.prefill.predict(self._need.num_uncached_tokens(member), prior, self._now_s),
+                fits.queue.predict(member.accounting.num_tokens_before(todo), prior, self._now_s),
+                fits.prefill.predict(todo, prior, self._now_s),
                 fits.trip.predict(0, self._weights.trip, self._now_s),
                 math.hypot(
                     fits.queue.doubt_s(prior, self._now_s),

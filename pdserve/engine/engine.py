@@ -82,10 +82,14 @@ class Engine:
         """The figures of a load report."""
         scheduler = self._scheduler
         waiting = scheduler.preempted
+        queued = [seq.num_uncomputed for seq in (*scheduler.prefilling, *waiting)]
         return EngineLoad(
             num_running=len(scheduler.running) + len(scheduler.prefilling),
             num_waiting=len(waiting),
-            num_queued_tokens=sum(seq.num_uncomputed for seq in (*scheduler.prefilling, *waiting)),
+            num_queued_tokens=sum(queued),
+            num_queued_short_tokens=sum(
+                num_tokens for num_tokens in queued if self.limits.is_short(num_tokens)
+            ),
             num_cache_hit_tokens=self._num_hit_tokens,
             num_cache_query_tokens=self._num_query_tokens,
             prefill_tokens_per_s=self._stats.prefill_tokens_per_s,

@@ -24,6 +24,7 @@ class EngineLoad:
     num_running: int
     num_waiting: int
     num_queued_tokens: int
+    num_queued_short_tokens: int
     num_cache_hit_tokens: int
     num_cache_query_tokens: int
     prefill_tokens_per_s: float

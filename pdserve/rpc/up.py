@@ -109,6 +109,8 @@ def _load_to(message: m.Load) -> pb.Load:
         prefill_tokens_per_s=message.prefill_tokens_per_s,
         step_s=message.step_s,
         slowest_step_s=message.slowest_step_s,
+        num_queued_short_tokens=message.num_queued_short_tokens,
+        chunk_tokens=message.chunk_tokens,
         draining=message.draining,
     )
 
@@ -124,6 +126,8 @@ def _load_from(msg: pb.Load) -> m.Load:
         prefill_tokens_per_s=msg.prefill_tokens_per_s,
         step_s=msg.step_s,
         slowest_step_s=msg.slowest_step_s,
+        num_queued_short_tokens=msg.num_queued_short_tokens,
+        chunk_tokens=msg.chunk_tokens,
         draining=msg.draining,
     )
 

@@ -673,6 +673,8 @@ class Load(_message.Message):
     STEP_S_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     SLOWEST_STEP_S_FIELD_NUMBER: _builtins.int
+    NUM_QUEUED_SHORT_TOKENS_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_queued_tokens: _builtins.int
@@ -684,6 +686,10 @@ class Load(_message.Message):
     draining: _builtins.bool
     slowest_step_s: _builtins.float
     """of the last 256"""
+    num_queued_short_tokens: _builtins.int
+    """of num_queued_tokens: of prompts that are done in one chunk"""
+    chunk_tokens: _builtins.int
+    """the largest chunk"""
     @_builtins.property
     def blocks(self) -> _inference_pb2.BlockCounts: ...
     def __init__(
@@ -699,10 +705,12 @@ class Load(_message.Message):
         step_s: _builtins.float = ...,
         draining: _builtins.bool = ...,
         slowest_step_s: _builtins.float = ...,
+        num_queued_short_tokens: _builtins.int = ...,
+        chunk_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "num_cache_hit_tokens", b"num_cache_hit_tokens", "num_cache_query_tokens", b"num_cache_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "slowest_step_s", b"slowest_step_s", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "chunk_tokens", b"chunk_tokens", "draining", b"draining", "num_cache_hit_tokens", b"num_cache_hit_tokens", "num_cache_query_tokens", b"num_cache_query_tokens", "num_queued_short_tokens", b"num_queued_short_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "slowest_step_s", b"slowest_step_s", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -153,6 +153,8 @@ loads = st.builds(
     prefill_tokens_per_s=seconds,
     step_s=seconds,
     slowest_step_s=seconds,
+    num_queued_short_tokens=u64,
+    chunk_tokens=u32,
     draining=flags,
 )
 first_tokens = st.builds(

@@ -195,6 +195,8 @@ def _load(n: int) -> m.Load:
         num_running=n,
         num_waiting=0,
         num_queued_tokens=0,
+        num_queued_short_tokens=0,
+        chunk_tokens=512,
         num_cache_hit_tokens=0,
         num_cache_query_tokens=0,
         prefill_tokens_per_s=0.0,

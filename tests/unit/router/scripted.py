@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from prometheus_client import CollectorRegistry
+
 from pdserve.errors import Failure, Incompatible, PdserveError, WorkerLost, to_failure
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
@@ -46,7 +48,7 @@ from pdserve.service.memory_session import MemoryWire
 from pdserve.tokenizer import Tokenizer
 from router.app import RouterApp
 from router.generation import Generation
-from router.text import InlineWork
+from router.text import InlineWork, Work
 from tests.support.virtual_loop import VirtualLoop, run_virtual
 
 M = TypeVar("M")
@@ -78,7 +80,15 @@ def config(router: dict[str, Any] | None = None, **timeouts: float) -> Config:
 class Cluster:
     """One router; workers are added by the test. `async with`."""
 
-    def __init__(self, conf: Config | None = None, *, tokenizer: bool = True, seed: int = 1) -> None:
+    def __init__(
+        self,
+        conf: Config | None = None,
+        *,
+        tokenizer: bool = True,
+        seed: int = 1,
+        work: Work | None = None,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.clock = loop.clock
@@ -87,7 +97,8 @@ class Cluster:
             conf if conf is not None else config(),
             self.clock,
             random.Random(seed),
-            work=InlineWork(),
+            work=work or InlineWork(),
+            registry=registry,
             tokenizer=Tokenizer.fake() if tokenizer else None,
             on_serving=self.serving.append,
         )
@@ -394,6 +405,8 @@ def load(num_blocks: int = 1000, **fields: Any) -> Load:
         "num_running": 0,
         "num_waiting": 0,
         "num_queued_tokens": 0,
+        "num_queued_short_tokens": 0,
+        "chunk_tokens": 512,
         "num_cache_hit_tokens": 0,
         "num_cache_query_tokens": 0,
         "prefill_tokens_per_s": 1000.0,

@@ -35,11 +35,25 @@ async def test_a_prompt_that_takes_longer_than_its_deadline_is_not_begun() -> No
         await d.expect(StartDecode)
         assert refused(cluster) == 1
         in_time.generation.close()
-        p.say(load(num_queued_tokens=60_000))
+        p.say(load(num_queued_tokens=60_000, num_queued_short_tokens=60_000))
         await cluster.settle()
         client = await cluster.generate("x", deadline_left_s=30.0).end()
         assert estimate_of(client) == pytest.approx(60.0, rel=0.05)
         assert client.error is not None and client.error.fields["deadline_left_s"] == 30.0
+
+
+@virtual
+async def test_what_one_chunk_does_is_not_refused_for_the_long_prompts_that_wait() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        p.say(load(num_queued_tokens=60_000))
+        await cluster.settle()
+        client = cluster.generate("x" * 100, deadline_left_s=3.0)
+        await d.expect(StartDecode)
+        assert not refused(cluster)
+        client.generation.close()
+        await cluster.generate("x" * 600, deadline_left_s=3.0).end()
+        assert refused(cluster) == 1
 
 
 @virtual

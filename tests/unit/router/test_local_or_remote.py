@@ -58,7 +58,7 @@ async def test_running_streams_that_a_local_prefill_would_delay_count() -> None:
         p, b = await both_and_pair(cluster)
         b.say(load(num_running=6))
         assert await choose(cluster, 300)
-        p.say(load(num_queued_tokens=20_000))
+        p.say(load(num_queued_tokens=20_000, num_queued_short_tokens=20_000))
         assert not await choose(cluster, 300)
         b.say(load(num_running=200))
         assert await choose(cluster, 300)
@@ -68,7 +68,7 @@ async def test_running_streams_that_a_local_prefill_would_delay_count() -> None:
 async def test_a_prompt_of_the_configured_size_goes_to_a_prefill_worker_whatever_the_estimate() -> None:
     async with Cluster(config({"remote_prefill_tokens": 500})) as cluster:
         p, b = await both_and_pair(cluster)
-        p.say(load(num_queued_tokens=50_000))
+        p.say(load(num_queued_tokens=50_000, num_queued_short_tokens=50_000))
         assert not await choose(cluster, 499)
         assert await choose(cluster, 500)
         (explained,) = [
@@ -87,11 +87,11 @@ async def test_a_prompt_of_the_configured_size_goes_to_a_prefill_worker_whatever
 async def test_decode_workers_do_it_only_where_that_is_allowed() -> None:
     async with Cluster() as cluster:
         p, _ = await cluster.pair()
-        p.say(load(num_queued_tokens=50_000))
+        p.say(load(num_queued_tokens=50_000, num_queued_short_tokens=50_000))
         assert await choose(cluster, 10)
     async with Cluster(config({"allow_local_prefill": True})) as cluster:
         p, _ = await cluster.pair()
-        p.say(load(num_queued_tokens=50_000))
+        p.say(load(num_queued_tokens=50_000, num_queued_short_tokens=50_000))
         assert not await choose(cluster, 10)
 
 
@@ -169,7 +169,7 @@ async def test_a_worker_that_fits_no_prefill_worker_gets_nothing_not_even_alone(
         p, d = await cluster.pair()
         stranger = await cluster.join(hello("x0", Role.BOTH, block_size=32))
         d.say(load(num_running=100_000))
-        p.say(load(num_queued_tokens=50_000))
+        p.say(load(num_queued_tokens=50_000, num_queued_short_tokens=50_000))
         assert await choose(cluster, 10)  # nobody knows yet whether it fits
         p.say(
             PairState(

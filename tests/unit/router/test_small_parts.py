@@ -62,6 +62,28 @@ def test_an_assignment_counts_until_a_report_that_comes_after_its_answer() -> No
     assert accounting.num_queued_tokens == 10
 
 
+def test_what_a_prompt_waits_for_depends_on_whether_one_chunk_does_it() -> None:
+    """A worker halves its steps between those that one chunk does and the others."""
+    accounting = Accounting()
+    assert accounting.num_tokens_before(10) == 0
+    accounting.report(load(num_queued_tokens=10_000, num_queued_short_tokens=300, chunk_tokens=512), 0.0)
+    assert accounting.num_tokens_before(513) == 10_000
+    assert accounting.num_tokens_before(10) == 300 + (300 + 10 + 512)
+    accounting.report(load(num_queued_tokens=340, num_queued_short_tokens=300, chunk_tokens=512), 0.0)
+    assert accounting.num_tokens_before(10) == 340, "no more than there is"
+    accounting.assign(1, 2_000, 0, 0.0)
+    accounting.assign(2, 20, 0, 0.0)
+    assert accounting.num_tokens_before(513) == 340 + 2_020
+    assert accounting.num_tokens_before(10) == 320 + (320 + 10 + 512)
+    for handle in (1, 2):
+        accounting.answered(handle)
+    accounting.report(load(num_queued_tokens=2_360, num_queued_short_tokens=320, chunk_tokens=512), 0.0)
+    accounting.withdraw(2)
+    assert accounting.num_tokens_before(10) == 300 + (300 + 10 + 512)
+    accounting.withdraw(1)
+    assert accounting.num_tokens_before(10) == 340
+
+
 def test_recent_assignments_fade() -> None:
     accounting = Accounting()
     for _ in range(4):

@@ -80,6 +80,8 @@ def test_worker_metrics_take_over_the_load() -> None:
         num_running=7,
         num_waiting=8,
         num_queued_tokens=9,
+        num_queued_short_tokens=0,
+        chunk_tokens=512,
         num_cache_hit_tokens=10,
         num_cache_query_tokens=11,
         prefill_tokens_per_s=0.0,
