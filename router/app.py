@@ -58,7 +58,8 @@ class RouterApp:
     tokenizer   of router.model, for good; None = the first worker sends it
     work        where tokenizing runs: ThreadWork, or InlineWork under virtual time
     structure_work  where structures are compiled: as `work` if there is none of its own
-    on_serving  called when requests become, or cease to be, servable: a pair, or a worker alone, is usable
+    on_serving  called when requests become, or cease to be, servable: a pair, or a worker alone, is usable, and the
+                tokenizer is there
     """
 
     def __init__(
@@ -118,17 +119,19 @@ class RouterApp:
         self._idle = asyncio.Event()
         self._idle.set()
         self._ticker: asyncio.TimerHandle | None = None
+        self._tick_due_s = 0.0
         self._serving = False
         self._on_serving = on_serving
-        self.text.on_loaded = self._structures.prepare
+        self.text.prepare = self._structures.prepare
+        self.text.on_loaded = self._serving_changed
         self.fleet.on_change = self.admission.pump
-        self.fleet.on_topology = self._topology_changed
+        self.fleet.on_topology = self._serving_changed
         self.fleet.on_tokenizer_file = self._on_tokenizer_file
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         if self.text.tokenizer is not None:
-            self._structures.prepare(self.text.tokenizer)
+            await self._structures.prepare(self.text.tokenizer)
         return self
 
     async def __aexit__(
@@ -179,9 +182,13 @@ class RouterApp:
         if not isinstance(hello, Hello):
             raise InvalidRequest("the first message of a session must be Hello", got=type(hello).__name__)
         wants = self.text.wants(hello)
-        member = self.fleet.join(session, hello, lambda: session.send(Welcome(self.id, wants)))
+        member = self.fleet.join(session, hello, lambda: self._welcomed(session, hello, wants))
         self._start_ticking()
         return member
+
+    def _welcomed(self, session: Session[Down, Up], hello: Hello, wants_tokenizer: bool) -> None:
+        self.text.expect(hello.tokenizer_fingerprint)
+        session.send(Welcome(self.id, wants_tokenizer))
 
     async def attach_cache_events(self, events: CacheEvents) -> None:
         """Read one worker's block events until their stream has ended. Raises nothing but CancelledError."""
@@ -210,12 +217,13 @@ class RouterApp:
             log.error("tokenizer.refused", worker=member.id, reason=str(error))
             member.session.refuse(error)
 
-    def _topology_changed(self, serving: bool) -> None:
+    def _serving_changed(self) -> None:
+        """Workers, pairs or the tokenizer have changed."""
+        missing = self.fleet.topology.missing or ("" if self.text.tokenizer is not None else "tokenizer")
+        serving = not missing
         if serving != self._serving:
             self._serving = serving
-            log.info(
-                "router.serving" if serving else "router.not_serving", missing=self.fleet.topology.missing
-            )
+            log.info("router.serving" if serving else "router.not_serving", missing=missing)
             if self._on_serving is not None:
                 self._on_serving(serving)
 
@@ -223,6 +231,7 @@ class RouterApp:
 
     def _start_ticking(self) -> None:
         if self._ticker is None:
+            self._tick_due_s = self._clock.now_s() + self._config.timeouts.heartbeat_s
             self._ticker = _call_later(self._config.timeouts.heartbeat_s, self._tick)
 
     def _stop_ticking(self) -> None:
@@ -232,8 +241,9 @@ class RouterApp:
 
     def _tick(self) -> None:
         self._ticker = None
-        self.fleet.tick(self.admission.num_waiting_tokens)
         now_s = self._clock.now_s()
+        self.metrics.loop_lag_s.observe(max(0.0, now_s - self._tick_due_s))
+        self.fleet.tick(self.admission.num_waiting_tokens)
         for conductor in self._conductors.values():
             conductor.log_if_stuck(now_s)
         if self.fleet.members:
@@ -337,7 +347,7 @@ class RouterApp:
 
     @property
     def serving(self) -> bool:
-        """Whether a pair, or a worker alone, could take a request now."""
+        """Whether a request would be served now: by a pair, or a worker alone, and there is a tokenizer."""
         return self._serving
 
     async def drain(self) -> None:

@@ -47,7 +47,7 @@ class Fleet:
     """Everything the router knows of its workers. Event-loop thread only.
 
     on_change          called after anything that may let a waiting request go on
-    on_topology        called when workers or pairs have changed; True = some way to serve a request exists
+    on_topology        called when workers or pairs have changed
     on_tokenizer_file  called with each file of a tokenizer that a worker was asked for
     """
 
@@ -71,7 +71,7 @@ class Fleet:
         self.identity: ModelIdentity | None = None
         self.window_tokens = 0  # the smallest of those that are here; stays when all have left
         self.on_change: Callable[[], None] = lambda: None
-        self.on_topology: Callable[[bool], None] = lambda usable: None
+        self.on_topology: Callable[[], None] = lambda: None
         self.on_tokenizer_file: Callable[[Member, TokenizerFile], None] = lambda member, file: None
 
     # --- membership
@@ -167,7 +167,7 @@ class Fleet:
 
     def _topology_changed(self) -> None:
         self._metrics.pairs_up.set(len(self.topology.usable_pairs()))
-        self.on_topology(not self.topology.missing)
+        self.on_topology()
         self.on_change()
 
     async def get_identity(self, wait_s: float) -> ModelIdentity:

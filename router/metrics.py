@@ -113,3 +113,9 @@ class RouterMetrics:
         self.queue_s = Histogram(
             "pdserve_queue_seconds", "Received to credit held.", registry=registry, buckets=_LATENCY_S
         )
+        self.loop_lag_s = Histogram(
+            "pdserve_loop_lag_seconds",
+            "How late the router's own heartbeat came: so long something held up its event loop.",
+            registry=registry,
+            buckets=_GAP_S,
+        )

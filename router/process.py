@@ -156,7 +156,10 @@ class _Process:
         if not self._listening:
             reasons.append("not listening yet")
         if self._app.text.tokenizer is None:
-            reasons.append("no tokenizer yet: no worker has joined")
+            is_loading = self._app.text.is_loading
+            reasons.append(
+                f"no tokenizer yet: {'it is being read' if is_loading else 'no worker has sent it'}"
+            )
         if self._app.admission.draining:
             reasons.append("draining")
         return reasons

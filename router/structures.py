@@ -66,10 +66,14 @@ class Structures:
         for running in self._running:
             running.cancel()
 
-    def prepare(self, tokenizer: Tokenizer) -> None:
-        """Read a model's vocabulary now, as long as nobody is served: it holds the interpreter for up to a second."""
+    async def prepare(self, tokenizer: Tokenizer) -> None:
+        """Read a model's vocabulary now, as long as nobody is served: it holds the interpreter for up to a second.
+
+        What is wrong with it is said to the requests that need it.
+        """
         model = self._of_model = _OfModel(tokenizer)
         model.vocabulary = self._spawn(self._read_vocabulary(tokenizer))
+        await asyncio.shield(model.vocabulary)
 
     async def compile(self, structure: Structure, tokenizer: Tokenizer) -> Compiled:
         """From the cache, or anew. Raises InvalidRequest: what is wrong with it and where, or the limit it passes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -52,7 +52,8 @@ class ModelText:
     """The tokenizer, once there is one. Event-loop thread only.
 
     tokenizer  given at start: then workers with another one aren't taken in; or None: the first worker sends its files
-    on_loaded  called when one has come from a worker, the first or another
+    prepare    awaited with one that a worker has sent, before anybody gets it
+    on_loaded  called when anybody gets it from now on
     """
 
     def __init__(self, work: Work, tokenizer: Tokenizer | None = None) -> None:
@@ -61,8 +62,11 @@ class ModelText:
         self._fingerprint = tokenizer.fingerprint if tokenizer is not None else ""
         self._is_own = tokenizer is not None
         self._arriving: dict[str, dict[str, bytes]] = {}  # by sender, then by file name
+        self._expected = self._fingerprint  # of the workers that are here, or were here last
         self._loaded = asyncio.Event()
-        self.on_loaded: Callable[[Tokenizer], None] = lambda tokenizer: None
+        self._loading = asyncio.Lock()
+        self.prepare: Callable[[Tokenizer], Awaitable[None]] = _nothing
+        self.on_loaded: Callable[[], None] = lambda: None
         if tokenizer is not None:
             self._loaded.set()
 
@@ -83,6 +87,13 @@ class ModelText:
             )
         return self._tokenizer is None or self._fingerprint != hello.tokenizer_fingerprint
 
+    def expect(self, fingerprint: str) -> None:
+        """A worker with this tokenizer has been taken in; another one, of workers that have left, serves nobody now."""
+        self._expected = fingerprint
+        if self._tokenizer is not None and self._fingerprint != fingerprint:
+            self._tokenizer, self._fingerprint = None, ""
+            self._loaded.clear()
+
     def add_file(self, sender: str, file: TokenizerFile) -> dict[str, bytes] | None:
         """One file of a tokenizer, by a worker that was asked.
 
@@ -93,14 +104,26 @@ class ModelText:
         return self._arriving.pop(sender) if file.last else None
 
     async def load(self, files: Mapping[str, bytes], fingerprint: str) -> None:
-        """Make the tokenizer of a worker's files the one in use, unless it is already. Raises Incompatible."""
-        if self._tokenizer is not None and self._fingerprint == fingerprint:
-            return  # another worker was quicker
-        tokenizer = await self._work.run(lambda: Tokenizer.from_files(files))
-        self._tokenizer, self._fingerprint = tokenizer, fingerprint
-        self._loaded.set()
+        """Make the tokenizer of a worker's files the one in use, unless it is already. Raises Incompatible.
+
+        Reading a large vocabulary holds the interpreter for a second, so it is done once, and nobody is served before.
+        """
+        async with self._loading:
+            if fingerprint != self._expected or self._fingerprint == fingerprint:
+                return  # another worker was quicker, or workers of another model have come meanwhile
+            tokenizer = await self._work.run(lambda: Tokenizer.from_files(files))
+            await self.prepare(tokenizer)
+            if fingerprint != self._expected:
+                return
+            self._tokenizer, self._fingerprint = tokenizer, fingerprint
+            self._loaded.set()
         log.info("tokenizer.loaded", fingerprint=fingerprint, vocab_size=tokenizer.vocab_size)
-        self.on_loaded(tokenizer)
+        self.on_loaded()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether one has arrived and is being read."""
+        return self._loading.locked()
 
     def forget(self, sender: str) -> None:
         """That worker's session has ended: what it sent of its files counts no more."""
@@ -140,6 +163,10 @@ class ModelText:
     async def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
         return await self._work.run(lambda: tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+async def _nothing(tokenizer: Tokenizer) -> None:
+    """Nothing is to be prepared."""
 
 
 def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -111,7 +111,13 @@ def make_plan(
     roles = shape.roles()
     shares = divide_cores(cores, len(roles), config.engine.threads)
     router_id = config.router.id or "router"
-    router = spec("router", router_id, 0, {"router.listen": listen, "router.id": router_id}, ())
+    router = spec(
+        "router",
+        router_id,
+        0,
+        {"router.listen": listen, "router.id": router_id, "router.model": _router_model(config)},
+        (),
+    )
     workers = []
     for index, role in enumerate(roles):
         name = f"{role}-{roles[:index].count(role)}"
@@ -156,6 +162,13 @@ def divide_cores(cores: Sequence[int], num_workers: int, num_threads: int) -> li
         CoreShare(threads, tuple(ordered[index * each : (index + 1) * each]) if pinned else ())
         for index in range(num_workers)
     ]
+
+
+def _router_model(config: Config) -> str:
+    """It reads the tokenizer while the workers load, and before it listens."""
+    if config.router.model or config.engine.kind == "fake":
+        return config.router.model
+    return config.worker.model
 
 
 def _check(shape: Shape, config: Config) -> None:

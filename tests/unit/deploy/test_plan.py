@@ -72,6 +72,18 @@ def test_workers_that_read_weights_get_huge_pages_for_them() -> None:
     assert not any(spec.environ for spec in plan_of(shape, load(flags={"engine.kind": "fake"})).processes)
 
 
+def test_the_router_reads_the_tokenizer_itself_while_the_workers_load() -> None:
+    shape = Shape(num_prefill=1, num_decode=1)
+
+    def router_model(**flags: object) -> str:
+        config = load(flags={name.replace("__", "."): value for name, value in flags.items()})
+        return flags_of(plan_of(shape, config).router)["router.model"]
+
+    assert router_model(worker__model="m") == "m"
+    assert router_model(worker__model="m", router__model="other") == "other"
+    assert router_model(engine__kind="fake") == ""
+
+
 def test_a_free_port_is_reserved_for_port_zero() -> None:
     plan = plan_of(Shape(num_both=1), load(flags={"router.listen": "127.0.0.1:0"}))
     assert plan.target == "127.0.0.1:40001"
