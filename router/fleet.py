@@ -298,6 +298,7 @@ class Fleet:
         stood_still = now_s - self._ticked_s > STOOD_BEATS * self._timeouts.heartbeat_s
         self._ticked_s = now_s
         self._orders.ask_again(self.members, now_s)
+        self._orders.narrow(self.members, now_s)
         self.cache_sources.tick()
         for member in self.members:
             # After this process itself was stopped or had no CPU, the workers' signs of life lie unread.

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from pdserve.blockhash import hash_blocks
+from pdserve.errors import Overloaded
 from pdserve.ids import WorkerRef
 from pdserve.messages import (
     BlockCounts,
@@ -223,6 +224,29 @@ async def test_another_link_is_ordered_where_all_linked_decode_workers_refuse() 
         await cluster.settle()
         assert len(cluster.app.status().pairs) == 2
         client.generation.close()
+
+
+@virtual
+async def test_an_extra_link_is_given_up_when_the_regular_one_has_had_room_for_a_minute() -> None:
+    async with Cluster(config({"pairs_per_prefill": 1})) as cluster:
+        p, d0, d1 = await cluster.prefill(), await cluster.decode("d0"), await cluster.decode("d1")
+        (order,) = cluster.app.status().pairs
+        regular, extra = (d0, d1) if order.decode_worker == "d0" else (d1, d0)
+        await cluster.link(p, regular)
+        num_before = len(p.got(Unpair))
+        for _ in range(3):  # needed again each time, the last time after 50 s
+            client = cluster.generate("hello")
+            regular.refuse(await regular.expect(StartDecode), Overloaded("full"))
+            await cluster.settle()
+            client.generation.close()
+            assert len(cluster.app.status().pairs) == 2
+            await cluster.advance(25.0)
+            regular.say(load())
+        await cluster.advance(34.0)
+        assert len(p.got(Unpair)) == num_before
+        await cluster.advance(2.0)
+        assert [message.decode_worker for message in p.got(Unpair)[num_before:]] == [extra.ref]
+        assert [pair.decode_worker for pair in cluster.app.status().pairs] == [regular.ref.id]
 
 
 @virtual
