@@ -275,7 +275,7 @@ class RoleRun:
             numerics=card.numerics,
             deterministic=card.deterministic,
             cache_seed=card.cache_seed,
-            eos_token_ids=card.eos_token_ids,
+            eos_token_ids=model.eos_token_ids,
             vocab_size=card.vocab_size,
             host_id=setup.host_id,
             draining=self._draining,

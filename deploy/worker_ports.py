@@ -71,14 +71,16 @@ class WorkerPorts:
 class LoadedModel:
     """A model ready to run, and its tokenizer for routers that have no model folder.
 
-    name        what GetModel says
-    structures  compiles what requests want their text to be; None = made of the files when one asks
+    name           what GetModel says
+    eos_token_ids  what ends a text
+    structures     compiles what requests want their text to be; None = made of the files when one asks
     """
 
     name: str
     runner: Runner
     tokenizer_fingerprint: str
     tokenizer_files: Mapping[str, bytes]
+    eos_token_ids: tuple[int, ...]
     structures: WorkerStructures | None = None
 
 

@@ -161,6 +161,7 @@ def load_model(config: Config, progress: LoadProgress, clock: Clock) -> LoadedMo
         runner=runner,
         tokenizer_fingerprint=tokenizer.fingerprint,
         tokenizer_files=tokenizer.files,
+        eos_token_ids=tokenizer.eos_token_ids,
         structures=_prepare_structures(tokenizer, clock),
     )
 
@@ -202,6 +203,7 @@ def _load_fake(config: EngineConfig, clock: Clock) -> LoadedModel:
         runner=runner,
         tokenizer_fingerprint=tokenizer.fingerprint,
         tokenizer_files=tokenizer.files,
+        eos_token_ids=tokenizer.eos_token_ids,
         structures=_prepare_structures(tokenizer, clock),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +13,14 @@ from pdserve.detokenizer import TextStream
 from pdserve.errors import Incompatible, InvalidRequest
 from pdserve.fake_tokenizer import fake_files
 from pdserve.token_text import token_text
-from pdserve.tokenizer_files import eos_token_ids, load_backend, named_tokens, read_files, template_sources
+from pdserve.tokenizer_files import (
+    eos_token_ids,
+    json_of,
+    load_backend,
+    named_tokens,
+    read_files,
+    template_sources,
+)
 
 
 class Tokenizer:
@@ -49,8 +55,8 @@ class Tokenizer:
     def load(cls, folder: Path, clock: Clock | None = None) -> Self:
         """Read a model folder.
 
-        Raises UnknownModel or Incompatible, naming the file; Incompatible also if the tokenizer knows ids that the
-        model, by its config.json, has no embedding for.
+        Raises UnknownModel or Incompatible, naming the file; Incompatible also if the tokenizer knows ids, or texts end
+        with some, that the model, by its config.json, has no embedding for.
         """
         tokenizer = cls(read_files(folder), clock or SystemClock())
         tokenizer._check_fits(folder)
@@ -146,19 +152,27 @@ class Tokenizer:
         return self._text.stream()
 
     def _check_fits(self, folder: Path) -> None:
+        # Here, so that a router without a model of its own starts without the model store.
+        from pdserve.modelstore.text_part import text_part
+
         path = folder / "config.json"
         if not path.is_file():
             return
-        try:
-            config = json.loads(path.read_bytes())
-            size = config.get("text_config", config).get("vocab_size")
-        except (ValueError, AttributeError) as error:
-            raise Incompatible("config.json is not a JSON object", folder=folder, why=error) from error
-        if isinstance(size, int) and self.highest_token_id >= size:
+        size = text_part(json_of({path.name: path.read_bytes()}, path.name)).get("vocab_size")
+        if not isinstance(size, int):
+            return
+        if self.highest_token_id >= size:
             raise Incompatible(
                 "the tokenizer doesn't fit the model's vocabulary",
                 highest_token_id=self.highest_token_id,
                 token=self._backend.id_to_token(self.highest_token_id),
+                vocab_size=size,
+                folder=folder,
+            )
+        if max(self.eos_token_ids, default=0) >= size:
+            raise Incompatible(
+                "an end-of-sequence id is outside the model's vocabulary",
+                eos_token_id=max(self.eos_token_ids),
                 vocab_size=size,
                 folder=folder,
             )

@@ -24,7 +24,7 @@ class Configures(Protocol):
 
 
 def load_config(folder: Path, supported: Mapping[str, Configures]) -> ModelConfig:
-    """Read config.json (and the end-of-sequence ids of generation_config.json).
+    """Read config.json.
 
     supported  by architecture name: how its config is read
     Raises BadModel: file or key missing, value of a wrong kind, architecture not supported.
@@ -38,15 +38,14 @@ def load_config(folder: Path, supported: Mapping[str, Configures]) -> ModelConfi
             architecture=", ".join(map(str, architectures)) or "(none given)",
             supported=", ".join(supported),
         )
-    return supported[known[0]].configure(ConfigReader(folder, text_part(raw), known[0]))
+    return supported[known[0]].configure(ConfigReader(text_part(raw), known[0]))
 
 
 class ConfigReader(Section):
     """One config.json, for a family's `configure`."""
 
-    def __init__(self, folder: Path, raw: Mapping[str, Any], architecture: str) -> None:
+    def __init__(self, raw: Mapping[str, Any], architecture: str) -> None:
         super().__init__(raw)
-        self._folder = folder
         self._architecture = architecture
 
     def common(self, rope: RopeConfig, *, norm_eps: float = 1e-6, is_tied: bool = False) -> ModelConfig:
@@ -75,7 +74,6 @@ class ConfigReader(Section):
             rotary_dim=self.head_dim,
             attention_scale=self.head_dim**-0.5,
             tied_embeddings=self.flag("tie_word_embeddings", is_tied),
-            eos_token_ids=self._eos(),
         )
 
     @property
@@ -144,16 +142,3 @@ class ConfigReader(Section):
         """The window. Of longrope its first one: behind it all frequencies change, those of cached keys as well."""
         positions = self.integer("max_position_embeddings")
         return min(positions, rope.original_positions) if rope.kind == "longrope" else positions
-
-    def _eos(self) -> tuple[int, ...]:
-        generation = self._folder / "generation_config.json"
-        value = read_json(generation).get("eos_token_id") if generation.exists() else None
-        if value is None:
-            value = self.raw.get("eos_token_id")
-        if value is None:
-            return ()
-        ids = value if isinstance(value, list) else [value]
-        for token in ids:
-            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                raise BadModel("this is no token id, or a list of them", key="eos_token_id", value=value)
-        return tuple(ids)

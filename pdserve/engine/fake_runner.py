@@ -74,7 +74,6 @@ class FakeRunner:
             name="fake",
             vocab_size=vocab_size,
             window_tokens=window_tokens,
-            eos_token_ids=(fake_rule.EOS_ID,),
             weights_fingerprint="fake-1",
             numerics="fake",
             deterministic=True,

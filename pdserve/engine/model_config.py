@@ -96,7 +96,6 @@ class ModelConfig:
     rotary_dim: int
     attention_scale: float
     tied_embeddings: bool
-    eos_token_ids: tuple[int, ...]
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

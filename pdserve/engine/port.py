@@ -89,7 +89,6 @@ class ModelCard:
     name: str
     vocab_size: int
     window_tokens: int
-    eos_token_ids: tuple[int, ...]
     weights_fingerprint: str
     numerics: str
     deterministic: bool

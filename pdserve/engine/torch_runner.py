@@ -106,7 +106,6 @@ class TorchRunner:
             name=model_dir.name,
             vocab_size=config.vocab_size,
             window_tokens=config.max_positions,
-            eos_token_ids=config.eos_token_ids,
             weights_fingerprint=fingerprint,
             numerics=describe(precision, self._num_threads),
             deterministic=deterministic,

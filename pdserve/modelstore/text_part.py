@@ -37,7 +37,7 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(text, dict):
         raise Incompatible("config.json needs an object here", key="text_config", got=text)
     granted = _TAKEN_FOR_GRANTED.get(str((config.get("architectures") or ["?"])[0]), {})
-    outside = {key: config[key] for key in ("architectures", "eos_token_id") if key in config}
+    outside = {key: config[key] for key in ("architectures",) if key in config}
     return {**granted, **text, **outside}
 
 

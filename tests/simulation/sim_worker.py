@@ -114,6 +114,7 @@ class SimWorker:
             runner=self._runner,
             tokenizer_fingerprint=cluster.tokenizer.fingerprint,
             tokenizer_files=cluster.tokenizer.files,
+            eos_token_ids=cluster.tokenizer.eos_token_ids,
         )
         routers = tuple(address_of(router_id) for router_id in cluster.routers)
         config = replace(cluster.config, worker=replace(cluster.config.worker, id=self.id, routers=routers))

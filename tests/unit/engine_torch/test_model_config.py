@@ -26,7 +26,6 @@ def load(folder: Path, generation: dict[str, Any] | None = None, **changes: Any)
 def test_sizes(tmp_path: Path) -> None:
     config = load(tmp_path)
     assert (config.num_heads, config.num_kv_heads, config.group_size, config.head_dim) == (6, 2, 3, 16)
-    assert config.eos_token_ids == (2,)
     assert config.tied_embeddings
 
 
@@ -34,12 +33,6 @@ def test_defaults_of_older_files(tmp_path: Path) -> None:
     config = load(tmp_path, num_key_value_heads=..., head_dim=..., tie_word_embeddings=..., rope_theta=...)
     assert (config.num_kv_heads, config.head_dim, config.tied_embeddings) == (6, 16, False)
     assert config.rope == RopeConfig(original_positions=2048)
-
-
-def test_generation_config_knows_the_ends_better(tmp_path: Path) -> None:
-    assert load(tmp_path, generation={"eos_token_id": [5, 6]}).eos_token_ids == (5, 6)
-    assert load(tmp_path, generation={"temperature": 1}).eos_token_ids == (2,)
-    assert load(tmp_path, generation={}, eos_token_id=None).eos_token_ids == ()
 
 
 LLAMA3 = {

@@ -74,7 +74,6 @@ def test_it_is_a_runner(runner: TorchRunner) -> None:
     port: Runner = runner
     assert port.card.vocab_size == VOCABULARY
     assert port.card.window_tokens == 2048
-    assert port.card.eos_token_ids == (2,)
     assert port.card.cache_seed == bytes.fromhex(port.card.weights_fingerprint)
     assert port.layout.num_blocks == 256
     assert port.pool.nbytes == port.layout.pool_bytes

@@ -195,6 +195,13 @@ def test_an_end_of_text_that_is_no_id(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "key=eos_token_id, value=['</s>']" in inspected(folder, capsys)
 
 
+def test_an_end_of_text_outside_the_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, VOCAB]}))
+    said = inspected(folder, capsys)
+    assert f"outside the model's vocabulary (eos_token_id={VOCAB}, vocab_size={VOCAB}" in said
+
+
 def test_a_cluster_of_it_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,14 @@ def test_config_json_counts_where_generation_config_is_silent(tmp_path: Path) ->
     assert Tokenizer.from_files(loaded.files).eos_token_ids == (2, 5)
 
 
+def test_a_model_that_sees_images_may_say_the_ends_in_its_text_part(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(backend_json())
+    (tmp_path / "config.json").write_text('{"text_config": {"eos_token_id": [2, 5]}}')
+    assert Tokenizer.load(tmp_path).eos_token_ids == (2, 5)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 3, "text_config": {"eos_token_id": [2, 5]}}')
+    assert Tokenizer.load(tmp_path).eos_token_ids == (3,)
+
+
 @pytest.mark.parametrize(
     ("config", "generation", "wanted"),
     [

@@ -114,7 +114,9 @@ class Cluster:
         self, name: str, role: Role, *, faults: FakeFaults | None = None, num_blocks: int = 64
     ) -> Worker:
         runner = FakeRunner(num_blocks=num_blocks, faults=faults)
-        model = LoadedModel(name="fake", runner=runner, tokenizer_fingerprint="t", tokenizer_files={})
+        model = LoadedModel(
+            name="fake", runner=runner, tokenizer_fingerprint="t", tokenizer_files={}, eos_token_ids=(256,)
+        )
         setup = WorkerSetup(
             me=WorkerRef(name, Epoch(self.clock.wall_ns(), 1)),
             config=Config(engine=EngineConfig(max_step_tokens=32), worker=WorkerConfig(routers=("r:1",))),
