@@ -185,13 +185,13 @@ def _encoding(tokenizer: Tokenizer, text: str) -> Callable[[], tuple[int, ...]]:
 
 
 def _encoding_chat(tokenizer: Tokenizer, chat: Chat) -> Callable[[], tuple[int, ...]]:
-    messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+    messages = [message.as_template_sees_it() for message in chat.messages]
     tools = json.loads(chat.tools_json) if chat.tools_json else None
     return lambda: tuple(
         tokenizer.encode_chat(
             messages,
             tools,
-            add_generation_prompt=not chat.continue_final_message,
+            add_generation_prompt=chat.opens_turn,
             continue_final_message=chat.continue_final_message,
         )
     )

@@ -45,6 +45,14 @@ def chat(*messages: tuple[str, str], **fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(chat=pb.Chat(messages=turns, **fields))
 
 
+def said_with(extra_json: str) -> pb.GenerateRequest:
+    turns = [
+        pb.ChatMessage(role="user", content="hi"),
+        pb.ChatMessage(role="assistant", content="a", extra_json=extra_json),
+    ]
+    return pb.GenerateRequest(chat=pb.Chat(messages=turns))
+
+
 def resume(seed: int, *ids: list[int], **fields: Any) -> pb.GenerateRequest:
     choices = [pb.ResumeChoice(token_ids=each) for each in ids]
     return message(resume=pb.Resume(seed=seed, choices=choices), **fields)
@@ -66,6 +74,14 @@ BAD: list[tuple[pb.GenerateRequest, str]] = [
     (chat(("user", "hi"), continue_final_message=True), "continue_final_message"),
     (chat(("user", "hi"), tools_json="{}"), "JSON list"),
     (chat(("user", "hi"), tools_json="[" * 100_000), "JSON list"),
+    (said_with("[]"), "extra_json must be a JSON object .*message_index=1, value=\\[\\]"),
+    (said_with("{"), "extra_json must be a JSON object"),
+    (said_with('{"content": "x"}'), "extra_json must not hold content"),
+    (said_with('{"role": "x"}'), "extra_json must not hold role"),
+    (
+        chat(("assistant", "a"), continue_final_message=True, add_generation_prompt=True),
+        "continue_final_message and add_generation_prompt exclude each other",
+    ),
     (sampling(temperature=-0.5), "temperature .*value=-0.5"),
     (sampling(temperature=float("nan")), "temperature"),
     (sampling(temperature=float("inf")), "temperature"),
@@ -195,10 +211,17 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2
 ids = st.lists(st.integers(0, 99), min_size=1, max_size=5).map(tuple)
 chats = st.builds(
     Chat,
-    st.lists(st.builds(ChatMessage, st.sampled_from(["system", "user", "tool"]), texts), min_size=1).map(
-        tuple
-    ),
+    st.lists(
+        st.builds(
+            ChatMessage,
+            st.sampled_from(["system", "user", "tool"]),
+            texts,
+            st.sampled_from(["", "{}", '{"tool_call_id": "c1"}']),
+        ),
+        min_size=1,
+    ).map(tuple),
     st.sampled_from(["", "[]", '[{"name": "f"}]']),
+    add_generation_prompt=st.sampled_from([None, False, True]),
 )
 params = st.builds(
     SamplingParams,

@@ -1,0 +1,62 @@
+"""What of a request's chat reaches the model's template."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pdserve.errors import InvalidRequest
+from pdserve.request import Chat, ChatMessage, chat_from_proto, chat_to_proto
+from pdserve.tokenizer import Tokenizer
+from router.text import InlineWork, ModelText
+
+_SHOWS_ALL = (
+    "{% for message in messages %}{{ message | tojson(sort_keys=true) }}\n{% endfor %}"
+    "tools={{ tools | tojson }} {{ '<|assistant|>' if add_generation_prompt }}"
+)
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALLS = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]
+USER = ChatMessage("user", "2 + 2?")
+CALL = ChatMessage("assistant", "", json.dumps({"tool_calls": CALLS, "reasoning_content": "hm"}))
+RESULT = ChatMessage("tool", "4", json.dumps({"tool_call_id": "c1", "name": "add"}))
+
+
+async def rendered(chat: Chat) -> tuple[list[dict[str, Any]], str]:
+    """The messages as a template sees them, and what stands behind them."""
+    files = {**Tokenizer.fake().files, "chat_template.jinja": _SHOWS_ALL.encode()}
+    tokenizer = Tokenizer.from_files(files)
+    sent = chat_from_proto(chat_to_proto(chat))
+    ids = await ModelText(InlineWork()).encode(tokenizer, sent)
+    *lines, rest = tokenizer.decode(ids).split("\n")
+    return [json.loads(line) for line in lines], rest
+
+
+async def test_tools_calls_and_results_reach_the_template() -> None:
+    messages, rest = await rendered(Chat((USER, CALL, RESULT), json.dumps(TOOLS)))
+    assert messages == [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "", "tool_calls": CALLS, "reasoning_content": "hm"},
+        {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "add"},
+    ]
+    assert rest == f"tools={json.dumps(TOOLS)} <|assistant|>"
+
+
+@pytest.mark.parametrize(("given", "want"), [(None, True), (True, True), (False, False)])
+async def test_the_assistants_turn_is_opened_unless_it_shall_not(given: bool | None, want: bool) -> None:
+    _, rest = await rendered(Chat((USER,), add_generation_prompt=given))
+    assert rest.endswith("<|assistant|>") is want
+
+
+async def test_a_message_that_is_continued_opens_no_turn() -> None:
+    chat = Chat((USER, ChatMessage("assistant", "It is")), continue_final_message=True)
+    assert not chat.opens_turn
+    text = await ModelText(InlineWork()).encode(Tokenizer.fake(), chat)
+    assert bytes(text).endswith(b"<|assistant|>It is")
+
+
+async def test_a_chat_without_a_template_is_refused() -> None:
+    files = {name: each for name, each in Tokenizer.fake().files.items() if name != "chat_template.jinja"}
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        await ModelText(InlineWork()).encode(Tokenizer.from_files(files), Chat((USER,)))
