@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def full(num_tokens: int) -> int:
 
 
 def check_turns(answers: list[Answer]) -> None:
-    for earlier, later in zip(answers, answers[1:]):
+    for earlier, later in pairwise(answers):
         assert later.prompt_ids[: len(earlier.ids)] == earlier.ids
 
 
