@@ -38,7 +38,8 @@ Script = Callable[[RouterEnd], Awaitable[None]]
 ME = WorkerRef("d1", Epoch(1, 1))
 LOAD = Load(
     blocks=BlockCounts(1, 0, 0, 0, 0), num_running=0, num_waiting=0, num_queued_tokens=0, num_queued_short_tokens=0,
-    chunk_tokens=512, num_cache_hit_tokens=0, num_cache_query_tokens=0, prefill_tokens_per_s=0.0, step_s=0.0, slowest_step_s=0.0, draining=False,
+    chunk_tokens=512, num_cache_hit_tokens=0, num_cache_query_tokens=0,
+    prefill_tokens_per_s=0.0, step_s=0.0, slowest_step_s=0.0, draining=False,
 )  # fmt: skip
 
 
