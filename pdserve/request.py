@@ -22,6 +22,7 @@ from pdserve.response import (
     event_from_proto,
     event_to_proto,
 )
+from pdserve.rpc.made import made
 from pdserve.rpc.params import params_to
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.values import REASON_NUMBERS, reason_from
@@ -186,16 +187,19 @@ class GenerateRequest:
         )
 
     def to_proto(self) -> pb.GenerateRequest:
-        """The client's side; nothing is checked here, the router answers."""
+        """The client's side: the router checks. Raises InvalidRequest by name for what no message can hold."""
         sampling = params_to(self.sampling)
-        sampling.echo = self.echo
-        if self.seed is not None:
-            sampling.seed = self.seed
-        if self.n != 1:
-            sampling.n = self.n
-        if self.best_of is not None:
-            sampling.best_of = self.best_of
-        msg = pb.GenerateRequest(
+        sampling.MergeFrom(
+            made(
+                pb.SamplingParams,
+                echo=self.echo,
+                seed=self.seed,
+                n=None if self.n == 1 else self.n,
+                best_of=self.best_of,
+            )
+        )
+        return made(
+            pb.GenerateRequest,
             request_id=self.request_id,
             model=self.model,
             sampling=sampling,
@@ -203,24 +207,19 @@ class GenerateRequest:
             priority=self.priority,
             user=self.user,
             cache_salt=self.cache_salt,
+            text=self.input if isinstance(self.input, str) else None,
+            chat=chat_to_proto(self.input) if isinstance(self.input, Chat) else None,
+            token_ids=made(pb.TokenIds, ids=self.input) if isinstance(self.input, tuple) else None,
+            resume=None if self.resume is None else _resume_to(self.resume),
         )
-        if isinstance(self.input, str):
-            msg.text = self.input
-        elif isinstance(self.input, Chat):
-            msg.chat.CopyFrom(chat_to_proto(self.input))
-        else:
-            msg.token_ids.ids.extend(self.input)
-            msg.token_ids.SetInParent()
-        if self.resume is not None:
-            msg.resume.CopyFrom(_resume_to(self.resume))
-        return msg
 
 
 def chat_to_proto(chat: Chat) -> pb.Chat:
-    """The client's side."""
-    return pb.Chat(
+    """The client's side. Raises InvalidRequest for what no message can hold."""
+    return made(
+        pb.Chat,
         messages=[
-            pb.ChatMessage(role=each.role, content=each.content, extra_json=each.extra_json)
+            made(pb.ChatMessage, role=each.role, content=each.content, extra_json=each.extra_json)
             for each in chat.messages
         ],
         tools_json=chat.tools_json,
@@ -329,10 +328,11 @@ def _resume_from(
 
 def _resume_to(resume: Resume) -> pb.Resume:
     choices = [
-        pb.ResumeChoice(
+        made(
+            pb.ResumeChoice,
             token_ids=each.token_ids,
             finish_reason=None if each.finish_reason is None else REASON_NUMBERS[each.finish_reason],
         )
         for each in resume.choices
     ]
-    return pb.Resume(seed=resume.seed, choices=choices)
+    return made(pb.Resume, seed=resume.seed, choices=choices)

@@ -69,7 +69,7 @@ def check_start(key: SampleKey, matcher: TokenMatcher) -> None:
 def resolve_max_tokens(request: GenerateRequest, num_prompt_tokens: int, window_tokens: int) -> int:
     """The bound on generated tokens: what was asked for, or what is left of the window.
 
-    Raises InvalidRequest naming the window and the prompt's length if they don't fit.
+    Raises InvalidRequest naming the window and the prompt's length if they, or min_tokens, don't fit.
     """
     max_tokens = request.sampling.max_tokens
     needed = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
@@ -82,6 +82,12 @@ def resolve_max_tokens(request: GenerateRequest, num_prompt_tokens: int, window_
             max_tokens="unset" if max_tokens is None else max_tokens,
         )
     resolved = window_tokens - num_prompt_tokens if max_tokens is None else max_tokens
+    if request.sampling.min_tokens > resolved:
+        raise InvalidRequest(
+            "min_tokens are more than what is left of the window",
+            limit=resolved,
+            value=request.sampling.min_tokens,
+        )
     if request.resume is not None:
         longest = max((len(choice.token_ids) for choice in request.resume.choices), default=0)
         if longest > resolved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pdserve.rpc.made import made
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.sampling import SamplingParams
 from pdserve.structure import Structure, StructureKind
@@ -21,7 +22,7 @@ _DEFAULTS = SamplingParams()
 
 
 def params_to(params: SamplingParams) -> pb.SamplingParams:
-    """All fields that SamplingParams has; the message's others are the caller's."""
+    """All fields that SamplingParams has; the message's others are the caller's. Raises InvalidRequest as `made`."""
     fields: dict[str, Any] = {name: getattr(params, name) for name in (*_ALWAYS, *_LISTS)}
     for name in _RARE:
         value = getattr(params, name)
@@ -29,7 +30,7 @@ def params_to(params: SamplingParams) -> pb.SamplingParams:
             fields[name] = value
     if params.structure is not None:
         fields[params.structure.kind.value] = _structure_to(params.structure)
-    return pb.SamplingParams(logit_bias=dict(params.logit_bias), **fields)
+    return made(pb.SamplingParams, logit_bias=dict(params.logit_bias), **fields)
 
 
 def params_from(msg: pb.SamplingParams) -> SamplingParams:

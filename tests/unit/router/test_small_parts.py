@@ -151,6 +151,16 @@ def test_max_tokens_is_what_is_left_of_the_window_or_refused_beyond_it() -> None
         assert refused.value.fields["limit"] == 100 and refused.value.fields["value"] == 101
 
 
+def test_min_tokens_must_fit_what_is_left_of_the_window() -> None:
+    def resolve(min_tokens: int) -> int:
+        request = GenerateRequest(input="x", sampling=SamplingParams(min_tokens=min_tokens))
+        return resolve_max_tokens(request, 90, 100)
+
+    assert resolve(10) == 10
+    with pytest.raises(InvalidRequest, match=r"min_tokens .*limit=10, value=11"):
+        resolve(11)
+
+
 def test_more_resumed_tokens_than_the_request_may_have_are_refused() -> None:
     request = GenerateRequest(input="x", resume=Resume(1, (ResumeChoice((1,) * 51),)), seed=1)
     with pytest.raises(InvalidRequest, match="resume"):

@@ -289,6 +289,34 @@ def test_a_valid_request_survives_the_wire(request: GenerateRequest) -> None:
     assert back == request
 
 
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (GenerateRequest(input="\ud800"), "text can't be written .*valid Unicode"),
+        (GenerateRequest(input=(1, -2)), r"ids can't be written .*limit=0 to 2\^32 - 1, value=\(1, -2\)"),
+        (GenerateRequest(input=Chat((ChatMessage("user", "\ud800"),))), "content can't be written"),
+        (GenerateRequest(input="x", seed=1 << 64), r"seed can't be written .*limit=0 to 2\^64 - 1"),
+        (GenerateRequest(input="x", n=-1), "n can't be written .*value=-1"),
+        (GenerateRequest(input="x", priority=1 << 31), r"priority can't be written .*limit=-2\^31"),
+        (GenerateRequest(input="x", truncate_prompt_tokens=-1), "truncate_prompt_tokens can't be written"),
+        (
+            GenerateRequest(input="x", sampling=SamplingParams(top_k=-1)),
+            "top_k can't be written .*value=-1",
+        ),
+        (
+            GenerateRequest(input="x", sampling=SamplingParams(logit_bias=((-1, 2.0),))),
+            r"logit_bias can't be written .*limit=0 to 2\^32 - 1",
+        ),
+        (GenerateRequest(input="x", sampling=SamplingParams(stop=("\ud800",))), "stop can't be written"),
+        (GenerateRequest(input="x", resume=Resume(1, (ResumeChoice((-1,)),))), "token_ids can't be written"),
+    ],
+    ids=range(11),
+)
+def test_what_no_message_can_hold_is_refused_by_name(request_: GenerateRequest, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        request_.to_proto()
+
+
 def test_an_echo_has_the_logprobs_that_its_tokens_have() -> None:
     def asked(**fields: Any) -> int | None:
         return GenerateRequest.from_proto(sampling(**fields)).prompt_logprobs
