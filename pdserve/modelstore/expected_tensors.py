@@ -5,12 +5,13 @@ The engine finds the same out while it loads; this tells it in a millisecond, wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 from pdserve.errors import Incompatible
 
 Shape = tuple[int, ...]
+HEAD = "lm_head.weight"
 _Named = Iterator[tuple[str, Shape]]
 
 
@@ -25,7 +26,7 @@ def check_tensors(config: Mapping[str, Any], shapes: Mapping[str, Shape], where:
     layer_tensors = _LAYERS.get(architecture)
     if layer_tensors is None:
         return
-    for name, shape in _all_tensors(_Sizes(config), layer_tensors):
+    for name, shape in _all_tensors(_Sizes(config), layer_tensors, has_head=has_own_head(config, shapes)):
         if name not in shapes:
             raise Incompatible("the model lacks a tensor", tensor=name, file=where)
         if shapes[name] != shape:
@@ -57,7 +58,6 @@ class _Sizes:
         self.head_dim = self.maybe("head_dim") or self.hidden // self.num_heads
         self.queries = self.num_heads * self.head_dim
         self.keys = self.num_kv_heads * self.head_dim
-        self.is_tied = is_tied(config)
 
     def need(self, *keys: str) -> int:
         """The first of these keys that the config has."""
@@ -83,15 +83,23 @@ class _Sizes:
         return default if value is None else value
 
 
-def _all_tensors(sizes: _Sizes, layer_tensors: Callable[[_Sizes, int], _Named]) -> _Named:
+def has_own_head(config: Mapping[str, Any], tensor_names: Container[str]) -> bool:
+    """Whether logits are made with a matrix of their own, not the embeddings.
+
+    One that is stored counts whatever the config says, as in transformers 5: its numbers may be others.
+    """
+    return HEAD in tensor_names or not is_tied(config)
+
+
+def _all_tensors(sizes: _Sizes, layer_tensors: Callable[[_Sizes, int], _Named], *, has_head: bool) -> _Named:
     vocabulary = (sizes.need("vocab_size"), sizes.hidden)
     yield "model.embed_tokens.weight", vocabulary
     for layer in range(sizes.num_layers):
         for name, shape in layer_tensors(sizes, layer):
             yield f"model.layers.{layer}.{name}", shape
     yield "model.norm.weight", (sizes.hidden,)
-    if not sizes.is_tied:
-        yield "lm_head.weight", vocabulary
+    if has_head:
+        yield HEAD, vocabulary
 
 
 def _llama(sizes: _Sizes, layer: int) -> _Named:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import Incompatible
-from pdserve.modelstore.expected_tensors import check_tensors, is_tied
+from pdserve.modelstore.expected_tensors import check_tensors, has_own_head
 from pdserve.modelstore.stored_tensors import read_tensors
 from pdserve.modelstore.text_part import text_part, text_tensors
 
@@ -84,7 +84,7 @@ def read_facts(folder: Path) -> ModelFacts:
         vocab_size=_need(config, "vocab_size"),
         window_tokens=_need(config, "max_position_embeddings"),
         sliding_window=_count(config, "sliding_window") if has_window else 0,
-        tied_embeddings=is_tied(config),
+        tied_embeddings=not has_own_head(config, tensors),
         kv_bytes_per_token={
             dtype: num_layers * 2 * num_kv_heads * head_dim * size
             for dtype, size in _CACHE_VALUE_BYTES.items()

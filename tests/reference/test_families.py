@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pdserve.engine.numerics import LinearKind, Precision
@@ -112,6 +113,20 @@ def test_older_words(name: str, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config = {key: value for key, value in config.items() if key not in gone} | come
     (folder / "config.json").write_text(json.dumps(config))
+    stream, ours = decoded(make_runner(folder))
+    theirs = reference_logits(folder, stream.ids[:-1])[-len(ours) :]
+    assert float((ours - theirs).abs().max()) < LOGITS_WITHIN
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_head_that_is_stored_counts_though_the_config_ties_it(name: str, tmp_path: Path) -> None:
+    folder = save_random(name, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = torch.randn_like(tensors["model.embed_tokens.weight"]) / 10
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
+    assert not read_facts(folder).tied_embeddings
     stream, ours = decoded(make_runner(folder))
     theirs = reference_logits(folder, stream.ids[:-1])[-len(ours) :]
     assert float((ours - theirs).abs().max()) < LOGITS_WITHIN

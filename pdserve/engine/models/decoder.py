@@ -18,6 +18,7 @@ from pdserve.engine.models.tensors import LayerTensors
 from pdserve.engine.numerics import Precision, RowFunction
 from pdserve.engine.rotary import Rotary
 from pdserve.engine.weights import Weights
+from pdserve.modelstore.expected_tensors import HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Decoder:
             self._layers.append(_Layer(config, family.load_qkv, make_feed_forward, tensors, precision))
             weights.release()
         self._norm = _norm(config, weights.load("model.norm.weight", (config.hidden_size,)), precision)
-        head = table if config.tied_embeddings else "lm_head.weight"
+        # One that is stored counts whatever the config says, as in transformers 5: its numbers may be others.
+        head = table if config.tied_embeddings and HEAD not in weights else HEAD
         self._head = make_linear(precision, weights.load(head, table_shape))
         weights.release()
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
