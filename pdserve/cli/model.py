@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 DESCRIPTION = """\
-Prints what a model is: architecture, size, weights' types, KV bytes a token, tokenizer. Nothing is loaded, but the
+Prints what a model is: architecture, size, weights' types, KV bytes a token, tokenizer, chat template. Nothing is loaded, but the
 heads of all files are read and checked: what is missing, cut short, of another shape than the config says, or asks for
 what the engine can't do, is told in one line. A .gguf file is imported into the cache first, if it isn't there yet.
 """
@@ -50,16 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
         "eos_token_ids": list(tokenizer.eos_token_ids),
         "special_tokens": tokenizer.special_tokens,
         "has_chat_template": tokenizer.has_chat_template,
-        "chat_templates": {
-            name: f"{len(source):,} characters" for name, source in tokenizer.chat_templates.items()
-        },
+        "chat_templates": tokenizer.chat_templates,
         "tokenizer_fingerprint": tokenizer.fingerprint,
     }
     if arguments.json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
         return 0
-    for name, value in report.items():
+    sizes = {name: f"{len(source):,} characters" for name, source in tokenizer.chat_templates.items()}
+    for name, value in {**report, "chat_templates": sizes}.items():
         print(f"{_label(name, arguments.memory_gib):<38} {_text(value)}")
+    for name, source in tokenizer.chat_templates.items():
+        print(f"\nchat template {name}:\n{source.rstrip()}")
     return 0
 
 

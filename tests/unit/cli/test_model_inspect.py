@@ -9,6 +9,7 @@ import pytest
 
 from pdserve.cli.main import main
 from pdserve.modelstore import resolve
+from pdserve.tokenizer import Tokenizer
 from tests.unit.modelstore.building import write_gguf
 
 
@@ -23,6 +24,8 @@ def test_for_people(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "LlamaForCausalLM" in said
     assert "Q8_0: 14" in said
     assert "<|im_end|>" in said
+    _, template = said.split("\nchat template default:\n")
+    assert template.strip() == Tokenizer.load(Path(folder)).chat_templates["default"].strip()
 
 
 def test_for_programs(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
