@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +122,15 @@ def _named(files: Mapping[str, bytes]) -> dict[str, AddedToken]:
     return {name: token for name, token in found.items() if token is not None}
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8; JSON may hold halves of surrogate pairs."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def _special(entry: Any) -> AddedToken | None:
     """A special token as files write it: its text, or an object with flags."""
     content = entry.get("content") if isinstance(entry, Mapping) else entry
-    if not isinstance(content, str) or not content:
+    if not isinstance(content, str) or not content or not _is_unicode(content):
         return None
     flags = {key: bool(entry[key]) for key in _FLAGS if key in entry} if isinstance(entry, Mapping) else {}
     return AddedToken(content, special=True, **{"normalized": False, **flags})
@@ -133,23 +138,39 @@ def _special(entry: Any) -> AddedToken | None:
 
 def _add_listed(backend: Backend, listed: Any) -> None:
     """Tokens that tokenizer_config.json lists by id and tokenizer.json lacks."""
-    if not isinstance(listed, Mapping):
-        return
     known = backend.get_added_tokens_decoder()
-    for token_id, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if int(token_id) in known or not isinstance(entry, Mapping):
+    for token_id, entry in _listed(listed):
+        if token_id in known:
             continue
         flags = {key: bool(entry.get(key)) for key in _FLAGS}
         token = AddedToken(str(entry["content"]), special=bool(entry.get("special")), **flags)
         backend.add_tokens([token])
         got = backend.token_to_id(token.content)
-        if got != int(token_id):
+        if got != token_id:
             raise Incompatible(
                 "added token doesn't get the id that tokenizer_config.json lists",
                 token=token.content,
-                listed=int(token_id),
+                listed=token_id,
                 got=got,
             )
+
+
+def _listed(listed: Any) -> list[tuple[int, Mapping[str, Any]]]:
+    """By id. Raises Incompatible for an entry that is none."""
+    if not isinstance(listed, Mapping):
+        return []
+    found = []
+    for token_id, entry in listed.items():
+        content = entry.get("content") if isinstance(entry, Mapping) else None
+        if not token_id.isdecimal() or not isinstance(content, str) or not _is_unicode(content):
+            raise Incompatible(
+                "tokenizer_config.json lists an added token without an id or a text",
+                key="added_tokens_decoder",
+                id=token_id,
+                entry=str(entry)[:80].encode("ascii", "backslashreplace").decode(),
+            )
+        found.append((int(token_id), entry))
+    return sorted(found, key=lambda item: item[0])
 
 
 def _add_special(backend: Backend, files: Mapping[str, bytes]) -> None:
@@ -159,6 +180,10 @@ def _add_special(backend: Backend, files: Mapping[str, bytes]) -> None:
         content = json_of(files, name)
         more = content.get("extra_special_tokens") or content.get("additional_special_tokens") or []
         entries = more.values() if isinstance(more, Mapping) else more
+        if not isinstance(entries, Iterable) or isinstance(entries, str):
+            raise Incompatible(
+                "additional_special_tokens are not a list of tokens", file=name, got=str(more)[:80]
+            )
         tokens += [token for token in map(_special, entries) if token is not None]
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_special_tokens([token for token in tokens if token.content not in known])

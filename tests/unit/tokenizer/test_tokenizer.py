@@ -147,6 +147,21 @@ def test_an_added_token_that_would_get_another_id_is_refused() -> None:
         small({"added_tokens_decoder": {"9": entry}})
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"added_tokens_decoder": {"nine": {"content": "<t>"}}}, "without an id or a text .*id=nine"),
+        ({"added_tokens_decoder": {"9": {}}}, "without an id or a text .*id=9"),
+        ({"added_tokens_decoder": {"9": {"content": "\ud800"}}}, "without an id or a text"),
+        ({"additional_special_tokens": 5}, r"not a list of tokens \(file=tokenizer_config.json, got=5\)"),
+        ({"extra_special_tokens": "<t>"}, "not a list of tokens"),
+    ],
+)
+def test_tokens_that_are_none_are_told_in_one_line(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(Incompatible, match=said):
+        small(config)
+
+
 def test_templates_in_files_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(backend_json())
     (tmp_path / "chat_template.jinja").write_text("plain")
