@@ -19,6 +19,7 @@ from tests.simulation.phases import Legs
 from tests.simulation.scenario import BLOCK_SIZE
 from tests.simulation.stage import Stage
 
+CORRUPTS_S = 1.5  # so long at least it waits for pieces in its phase
 HANG_S = 12.0  # a hanging engine that nobody misses for so long comes back
 TWIN_S = 10.0  # one of two processes must be gone by then, also when no router was there at first
 ONE_OF_TWO_S = 2.0  # the same where nothing else is broken
@@ -365,17 +366,23 @@ class Chaos:
             victim.trouble.is_noisy = False
 
     async def _corrupt(self, fault: Fault, target: Target) -> None:
+        """Pieces of leases in the phase that the fault is aimed at."""
         [victim] = target.workers
 
-        def corrupted(lease_id: int) -> None:
-            for each in self._stage.sight.legs_on(victim).values():
-                if each.prefill is not None and each.prefill.lease.lease_id == lease_id:
+        def corrupts(lease_id: int) -> bool:
+            legs = self._stage.sight.legs_on(victim).values()
+            for each in legs:
+                is_it = each.prefill is not None and each.prefill.lease.lease_id == lease_id
+                if is_it and fault.moment in each.phases:
                     self._stage.coverage.add(10, *each.phases)
+                    return True
+            return False
 
         with self._stage.ledger.effect(fault.kind.value, workers=(victim.id,)):
-            victim.trouble.on_corrupt = corrupted
-            victim.trouble.num_corrupt_left += 1 + int(fault.draw * 4)
-            await asyncio.sleep(fault.lasts_s)
+            victim.trouble.corrupts = corrupts
+            victim.trouble.num_corrupt_left = 1 + int(fault.draw * 4)
+            await asyncio.sleep(max(fault.lasts_s, CORRUPTS_S))
+            victim.trouble.num_corrupt_left = 0
 
     # --- routers and sessions
 

@@ -25,25 +25,31 @@ class LinkTrouble:
     """A fault plan for all links of one worker, as the frames go out.
 
     dies, dies_at           the next frame (of that kind) ends its link; on_death is told
-    num_corrupt_left        so many pieces are corrupted; on_corrupt is told the lease of each
+    num_corrupt_left        so many pieces are corrupted, of those whose lease `corrupts` takes
     """
 
     def __init__(self, random: Random) -> None:
         self.num_corrupt_left = 0
-        self.on_corrupt: Callable[[int], None] = lambda lease_id: None
+        self.corrupts: Callable[[int], bool] = lambda lease_id: False
+        self._corrupts_next = False
         self.is_noisy = False
         self.dies = False
         self.dies_at: Kind | None = None
         self.on_death: Callable[[], None] = lambda: None
         self._random = random
 
+    def on_piece(self, lease_id: int) -> None:
+        """The next frame is a piece of this lease."""
+        self._corrupts_next = self.num_corrupt_left > 0 and self.corrupts(lease_id)
+        self.num_corrupt_left -= self._corrupts_next
+
     def decide(self, kind: Kind, _index: int) -> Action | None:
         if self.dies and self.dies_at in (None, kind):
             self.dies = False
             self.on_death()
             return Action.DIE
-        if kind is Kind.DATA and self.num_corrupt_left > 0:
-            self.num_corrupt_left -= 1
+        if kind is Kind.DATA and self._corrupts_next:
+            self._corrupts_next = False
             return Action.CORRUPT
         if not self.is_noisy:
             return None
@@ -146,8 +152,7 @@ class SimChannel(FaultyChannel):
 
     def send_piece(self, wire: bytes, payload: memoryview) -> None:
         self._watch.sends(self._watch.block_of(payload))
-        if self._trouble.num_corrupt_left > 0:
-            self._trouble.on_corrupt(_lease_of(wire))
+        self._trouble.on_piece(_lease_of(wire))
         if self._tape.full:
             self._tape.message(self._way + " sends", _frame(wire))
         super().send_piece(wire, payload)

@@ -58,6 +58,8 @@ def draw_scenario(seed: int) -> Scenario:
     router_ids = tuple(f"r{index}" for index in range(num_routers))
     longest = source.choice((192, 320) if moment is Moment.PULLING else (48, 96, 192, 320))
     slow = source.choice((1.0, 1.0, 3.0, 10.0))
+    if kind is Kind.CORRUPT and moment is Moment.PULLING:
+        slow, longest = 1.0, 320  # or COMMIT, which waits for no piece, overtakes all of them
     config = _draw_config(
         source, slow, short_patience=kind is Kind.DEAF_CLIENT, small_steps=moment is Moment.PULLING
     )
