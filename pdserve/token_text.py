@@ -121,6 +121,8 @@ class OtherText:
 
 def _decoded(backend: Backend, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
     try:
-        return str(backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        # A batch of one: only batches release the interpreter.
+        (text,) = backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
     except (OverflowError, TypeError) as error:
         raise InvalidRequest("token ids are integers from 0 to 2^32 - 1") from error

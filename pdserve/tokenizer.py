@@ -88,7 +88,9 @@ class Tokenizer:
         Special tokens written out in the text become their ids, as everywhere in the field.
         """
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            # A batch of one: only batches release the interpreter, and a long text takes a second.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(encoding.ids)
         except (TypeError, UnicodeError) as error:
             raise InvalidRequest("text is not valid Unicode") from error
 

@@ -35,7 +35,7 @@ class InlineWork:
 
 
 class ThreadWork:
-    """A few threads; tokenizers and the grammar library release the interpreter while they work."""
+    """A few threads. Encoding, decoding and the grammar library release the interpreter while they work."""
 
     def __init__(self, num_threads: int = 2, name: str = "tokenize") -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
