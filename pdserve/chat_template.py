@@ -34,6 +34,7 @@ from pdserve.template_limits import (
     text_of,
 )
 
+MAX_DEPTH = 100  # of lists and objects inside messages and tools
 _CONTINUE_MARK = (
     "\ue000continue\ue001 "  # private-use characters; the last space tells whether the template trims
 )
@@ -305,14 +306,19 @@ def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): _plain(value) for key, value in message.items()}
 
 
-def _plain(value: Any) -> Any:
-    """JSON data only: other objects have methods that the sandbox doesn't know."""
+def _plain(value: Any, depth: int = 0) -> Any:
+    """JSON data only: other objects have methods that the sandbox doesn't know.
+
+    depth  lists and objects around it
+    """
+    if depth > MAX_DEPTH:
+        raise InvalidRequest("chat messages and tools are nested too deep", limit=MAX_DEPTH)
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth + 1) for item in value]
     raise InvalidRequest("chat messages and tools hold JSON values only", got=type(value).__name__)
 
 

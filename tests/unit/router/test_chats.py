@@ -56,6 +56,21 @@ async def test_a_message_that_is_continued_opens_no_turn() -> None:
     assert bytes(text).endswith(b"<|assistant|>It is")
 
 
+@pytest.mark.parametrize(("depth", "fits"), [(98, True), (900, False), (100_000, False)])
+@pytest.mark.parametrize("field", ["tools", "message"])
+async def test_what_is_nested_too_deep_is_refused(field: str, depth: int, fits: bool) -> None:
+    nested = "[" * depth + "]" * depth
+    if field == "tools":
+        chat = Chat((USER,), nested)
+    else:
+        chat = Chat((ChatMessage("user", "hi", f'{{"a": {nested}}}'),))
+    if fits:
+        assert await rendered(chat)
+    else:
+        with pytest.raises(InvalidRequest, match=r"nested too deep \(limit=100\)|must be a JSON"):
+            await rendered(chat)
+
+
 async def test_a_chat_without_a_template_is_refused() -> None:
     files = {name: each for name, each in Tokenizer.fake().files.items() if name != "chat_template.jinja"}
     with pytest.raises(InvalidRequest, match="no chat template"):
