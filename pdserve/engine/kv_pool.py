@@ -34,6 +34,10 @@ class KvPool:
         words = self._bytes.view(torch.int64)
         self.slots = words.view(-1, layout.head_dim * layout.item_bytes // 8)
         self.runs = words.view(-1, layout.block_size * layout.head_dim * layout.item_bytes // 8)
+        #: [num_blocks, kv_heads, layers, 2, block_size, head_dim]
+        self.tensor = self._bytes.view(dtype).view(
+            layout.num_blocks, layout.kv_heads, layout.layers, 2, layout.block_size, layout.head_dim
+        )
         self._head_runs = torch.arange(layout.kv_heads) * (layout.layers * 2)
         self._head_slots = (torch.arange(2)[:, None] + self._head_runs) * layout.block_size
         self._layer_runs = torch.arange(layout.layers)[:, None] * 2
@@ -95,35 +99,63 @@ class KvWriter:
         """block_ids, offsets: where each token of the step goes."""
         layout = pool.layout
         self._slots = pool.slots
+        self._single: tuple[Tensor, ...] = ()
+        if len(block_ids) == 1:
+            place = pool.tensor[block_ids[0], :, :, :, offsets[0]]  # [kv_heads, layers, 2, head_dim]
+            self._single = place.permute(1, 2, 0, 3).unbind(0)
+            return
         self._places = pool.slot_index(torch.tensor(block_ids), torch.tensor(offsets)).unbind(0)
         self._staged = torch.empty(len(block_ids), 2 * layout.kv_heads * layout.head_dim, dtype=pool.dtype)
         self._words = self._staged.view(torch.int64).view(-1, self._slots.shape[1])
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """keys_values  [tokens, 2 · kv_heads · head_dim], K heads then V heads"""
+        if self._single:
+            place = self._single[layer]
+            place.copy_(keys_values.view(place.shape))
+            return
         self._staged.copy_(keys_values)
         self._slots.index_copy_(0, self._places[layer], self._words)
 
 
 class KvReader:
-    """Gathers K and V of some sequences, one layer at a time, into memory that all readers of a pool share."""
+    """Gathers K and V of some sequences, one layer at a time, into memory that all readers of a pool share.
+
+    One sequence whose blocks lie in a row in the pool, as those of a fresh one mostly do, is read without a gather.
+    """
 
     def __init__(self, pool: KvPool, tables: Sequence[Sequence[int]], dtype: torch.dtype) -> None:
         """tables: block ids of each sequence, all of one length; dtype: of what is read."""
         layout = pool.layout
-        self._runs = pool.runs
-        self._index = pool.run_index(torch.tensor(tables)).unbind(0)
-        values = len(self._index[0]) * layout.block_size * layout.head_dim
-        stored_bytes = values * layout.item_bytes
-        scratch = pool.scratch(stored_bytes + values * dtype.itemsize)
-        self._words = scratch[:stored_bytes].view(torch.int64).view(-1, self._runs.shape[1])
+        self._row = _as_row(pool, tables)
+        num_values = sum(map(len, tables)) * layout.kv_heads * 2 * layout.block_size * layout.head_dim
+        stored_bytes = num_values * layout.item_bytes
+        scratch = pool.scratch(stored_bytes + num_values * dtype.itemsize)
         self._stored = scratch[:stored_bytes].view(pool.dtype)
         self._read = self._stored if dtype is pool.dtype else scratch[stored_bytes:].view(dtype)
         shape = (2, len(tables) * layout.kv_heads, -1, layout.head_dim)
         #: [sequences · kv_heads, width · block_size, head_dim]: of the layer that was loaded last by any reader
         self.keys, self.values = self._read.view(shape)
+        if self._row:
+            self._read = self._read.view(self._row[0].shape)
+            return
+        self._runs = pool.runs
+        self._index = pool.run_index(torch.tensor(tables)).unbind(0)
+        self._words = scratch[:stored_bytes].view(torch.int64).view(-1, self._runs.shape[1])
 
     def load(self, layer: int) -> None:
+        if self._row:
+            self._read.copy_(self._row[layer])
+            return
         torch.index_select(self._runs, 0, self._index[layer], out=self._words)
         if self._read is not self._stored:
             self._read.copy_(self._stored)
+
+
+def _as_row(pool: KvPool, tables: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+    """For each layer [2, kv_heads, width, block_size, head_dim], in place; () if the blocks don't lie in a row."""
+    table = tables[0]
+    if len(tables) > 1 or any(block_id != table[0] + index for index, block_id in enumerate(table)):
+        return ()
+    blocks = pool.tensor[table[0] : table[0] + len(table)]
+    return blocks.permute(2, 3, 1, 0, 4, 5).unbind(0)

@@ -61,6 +61,29 @@ def test_write_and_gather(dtype: torch.dtype) -> None:
     assert (reader.keys.dtype, again.keys.dtype) == (torch.float32, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("table", [[3, 4, 5, 6], [4], [3, 5, 6], [6, 5, 4]], ids=str)
+def test_one_token_is_written_and_one_sequence_read_wherever_its_blocks_lie(
+    table: list[int], dtype: torch.dtype
+) -> None:
+    pool = make_pool(dtype)
+    six = six_dimensions(pool)
+    six.normal_(generator=torch.Generator().manual_seed(2))
+    want = six.clone()
+    writer = KvWriter(pool, table[-1:], [3])
+    reader, again = (KvReader(pool, [table], wanted) for wanted in (torch.float32, dtype))
+    for layer in range(L):
+        new = torch.randn(1, 2 * H * D)
+        writer.write(layer, new)
+        want[table[-1], :, layer, :, 3] = new.view(2, H, D).to(dtype).transpose(0, 1)
+        for one in (reader, again):
+            one.load(layer)
+            for side, got in enumerate((one.keys, one.values)):
+                kept = want[table][:, :, layer, side].transpose(0, 1).reshape(H, len(table) * S, D)
+                assert torch.equal(got, kept.to(got.dtype))
+    assert torch.equal(six, want)
+
+
 def test_beginning_a_block_zeroes_it_alone() -> None:
     pool = make_pool(torch.float32)
     six = six_dimensions(pool)
