@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -53,15 +54,28 @@ class HalfLinear:
     """A weight packed as float16, multiplied by float32 activations with float32 sums (FBGEMM)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._packed = torch.ops.quantized.linear_prepack_fp16(
+        packed = torch.ops.quantized.linear_prepack_fp16(
             weight.float(), None if bias is None else bias.float()
         )
-        # The kernel itself: the overload before it looks through its arguments for tracers each time, which takes a
-        # tenth of a single token's product.
-        self._linear = torch.ops.quantized.linear_dynamic_fp16.default._op
+        with warnings.catch_warnings():  # of TorchScript's end, which nothing else does the work of here
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._linear = torch.jit.script(_HalfProduct(packed)).forward
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._linear(x, self._packed)  # type: ignore[no-any-return]
+        return self._linear(x)  # type: ignore[no-any-return]
+
+
+class _HalfProduct(torch.nn.Module):
+    """As TorchScript, since a packed weight is no tensor: to hand it over from Python with each call takes 10 µs, a
+    tenth of what one token's product takes (docs/decisions/0001-bf16-without-instructions.md).
+    """
+
+    def __init__(self, packed: torch.ScriptObject) -> None:
+        super().__init__()
+        self.packed = packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)  # type: ignore[no-any-return]
 
 
 def make_linear(precision: Precision, weight: Tensor, bias: Tensor | None = None) -> Linear:

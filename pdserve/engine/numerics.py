@@ -161,4 +161,4 @@ def _try_onednn(dtype: torch.dtype) -> Tensor:
 
 def _try_fbgemm(dtype: torch.dtype) -> Tensor:
     packed = torch.ops.quantized.linear_prepack_fp16(_trial_weight(dtype), None)
-    return torch.ops.quantized.linear_dynamic_fp16.default._op(_trial_input(dtype), packed)  # type: ignore[no-any-return]
+    return torch.ops.quantized.linear_dynamic_fp16(_trial_input(dtype), packed)  # type: ignore[no-any-return]
