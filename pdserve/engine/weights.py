@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine import dequant
+from pdserve.engine.heap import trim_heap
 from pdserve.engine.mapped_file import MappedFile
 from pdserve.engine.model_config import BadModel, ModelConfig, read_json
 from pdserve.engine.row_table import RowTable
@@ -110,6 +111,7 @@ class Weights:
         for stored in self._unreleased:
             self._map(stored.file).release(stored.offset, stored.nbytes)
         self._unreleased.clear()
+        trim_heap()  # of what decoding and packing have freed: or the next ones' may find no room in it
 
     def fingerprint(self, config: Mapping[str, Any]) -> str:
         """BLAKE2b-128 in hex over names, shapes, types, 64 KiB samples of each tensor, and the config.
