@@ -12,8 +12,8 @@ from pdserve.service.config import SETTINGS, Config
 from pdserve.service.settings import ConfigError
 
 _FLAGS = {key.name: key.flag for key in SETTINGS}
-# Weights on huge pages, since each token reads all of them: docs/performance.md has the figure. glibc takes it from the
-# environment only, before the program begins.
+# Weights on huge pages, since each token reads all of them (docs/performance.md, "What to set"). glibc takes it from
+# the environment only, before the program begins.
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
