@@ -86,7 +86,9 @@ def decode_many(side: Side, num_steps: int) -> None:
         side.decode()
 
 
-def measure(folder: Path, dtype: str, num_threads: int, rounds: int, batches: Sequence[int]) -> list[Result]:
+def measure(
+    folder: Path, dtype: str, num_threads: int, rounds: int, batches: Sequence[int], new_tokens: int
+) -> list[Result]:
     """All cells of one dtype, each printed as it comes."""
     num_blocks = max(max(batches) * (-(-CONTEXT // BLOCK_SIZE) + 8), max(PREFILLS) // BLOCK_SIZE)
     ours = Ours(folder, dtype, num_threads, num_blocks, CHUNK_TOKENS)
@@ -115,10 +117,10 @@ def measure(folder: Path, dtype: str, num_threads: int, rounds: int, batches: Se
         def decode(side: Side, batch: int = batch) -> float:
             side.begin(batch, CONTEXT)
             side.decode()
-            return timed(lambda: decode_many(side, NEW_TOKENS))
+            return timed(lambda: decode_many(side, new_tokens))
 
         name = f"decode, batch {batch}"
-        cell(name, batch * NEW_TOKENS, DECODES[batch], decode, max(3, rounds // (1 if batch == 1 else 2)))
+        cell(name, batch * new_tokens, DECODES[batch], decode, max(3, rounds // (1 if batch == 1 else 2)))
     return results
 
 
@@ -129,6 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=6, help="turns of each side in the short cells")
     parser.add_argument("--batch", action="append", type=int, choices=list(DECODES), help="default: all")
+    parser.add_argument(
+        "--new-tokens", type=int, default=NEW_TOKENS, help="of each sequence in a decode round"
+    )
     parser.add_argument("--json", type=Path, help="write the results here too")
     parser.add_argument("--check", action="store_true", help="exit 1 if an asked ratio is missed")
     options = parser.parse_args(arguments)
@@ -140,7 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(HEADER)
     results: list[Result] = []
     for dtype in options.dtype or ["bfloat16", "float32"]:
-        results += measure(folder, dtype, options.threads, options.rounds, options.batch or list(DECODES))
+        batches = options.batch or list(DECODES)
+        results += measure(folder, dtype, options.threads, options.rounds, batches, options.new_tokens)
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
     missed = [result for result in results if result.ratio < result.wanted_ratio]

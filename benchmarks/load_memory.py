@@ -48,13 +48,8 @@ class LoadMemory:
 
 def measure(folder: Path, dtype: str) -> LoadMemory:
     """Load in this process, which should do nothing else."""
-    import torch
-
-    from pdserve.engine.layers import make_linear
-    from pdserve.engine.numerics import choose_precision
     from pdserve.engine.torch_runner import TorchRunner
 
-    make_linear(choose_precision(dtype), torch.ones(8, 8))  # so that the code that packs is there already
     before = _resident()
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     started_s = CLOCK.now_s()

@@ -61,7 +61,7 @@ async def test_the_request_arrives_whole() -> None:
         async for _ in client.generate(request, deadline_s=1000):
             pass
     assert door.requests == [request]
-    assert door.times_remaining[0] == pytest.approx(1000, abs=100)  # by a clock that may be set meanwhile
+    assert 900 < (door.times_remaining[0] or 0) <= 1000
 
 
 async def test_the_other_calls() -> None:
