@@ -35,6 +35,7 @@ KINDS = {
     "bfloat16 plain": Precision("bfloat16", BFLOAT16, BFLOAT16, LinearKind.PLAIN),
     "bfloat16 packed": Precision("bfloat16", BFLOAT16, BFLOAT16, LinearKind.ONEDNN),
 }
+HERE = [kind for kind in KINDS if kind != "bfloat16 packed" or has_native_bfloat16()]
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_model(tmp_path_factory.mktemp("model"), dtype=BFLOAT16)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def runner(folder: Path, request: pytest.FixtureRequest) -> TorchRunner:
-    runner = make_runner(folder, dtype=request.param)
+@pytest.fixture(scope="module", params=HERE)
+def precision(request: pytest.FixtureRequest) -> Precision:
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path, precision: Precision) -> TorchRunner:
+    runner = make_runner(folder, precision=precision)
     np.frombuffer(runner.pool, dtype=np.uint8)[:] = (
         0xFF  # NaN in both dtypes: nothing may read what nobody wrote
     )
@@ -70,6 +76,16 @@ def greedy_logits(runner: TorchRunner, ids: list[int], table: list[int], cuts: l
     return torch.stack([logits for logits in given if logits is not None])
 
 
+def assert_equal_but_for_rounding(runner: TorchRunner, got: torch.Tensor, want: torch.Tensor) -> None:
+    """As vectors, since one bfloat16 logit may be some units in the last place off: 2⁻⁵ where it lies above 4.
+
+    A few roundings of 2⁻⁹ each come through the layers (0.004 to 0.007 in all); one wrong token in the middle of the
+    prompt makes it 0.11.
+    """
+    limit = 2.0**-6 if "/bfloat16/" in runner.card.numerics else 1e-5
+    assert float((got - want).norm() / want.norm()) < limit
+
+
 def test_it_is_a_runner(runner: TorchRunner) -> None:
     port: Runner = runner
     assert port.card.vocab_size == VOCABULARY
@@ -84,9 +100,7 @@ def test_it_is_a_runner(runner: TorchRunner) -> None:
 def test_cuts_of_a_prompt_make_no_difference_but_rounding(runner: TorchRunner, cuts: list[int]) -> None:
     whole = greedy_logits(runner, prompt(70), tables(2)[0], [70, 1, 1])
     cut = greedy_logits(runner, prompt(70), tables(2)[1], [*cuts, 1, 1])
-    torch.testing.assert_close(
-        cut, whole, atol=2e-4 if runner.card.numerics.startswith("float32") else 0.05, rtol=0
-    )
+    assert_equal_but_for_rounding(runner, cut, whole)
 
 
 def test_company_makes_no_difference_but_rounding(runner: TorchRunner) -> None:
@@ -104,15 +118,14 @@ def test_company_makes_no_difference_but_rounding(runner: TorchRunner) -> None:
             if logits is not None:
                 got[index].append(logits)
     for mine, want in zip(got, alone, strict=True):
-        torch.testing.assert_close(
-            torch.stack(mine), want, atol=2e-4 if runner.card.numerics.startswith("float32") else 0.05, rtol=0
-        )
+        assert_equal_but_for_rounding(runner, torch.stack(mine), want)
 
 
-def test_blocks_carry_a_sequence_to_another_runner(folder: Path, runner: TorchRunner) -> None:
+def test_blocks_carry_a_sequence_to_another_runner(
+    folder: Path, runner: TorchRunner, precision: Precision
+) -> None:
     """Prefill here, copy the blocks, decode there: as the disaggregated path does."""
-    dtype = runner.layout.dtype
-    other = make_runner(folder, dtype=dtype)
+    other = make_runner(folder, precision=precision)
     np.frombuffer(other.pool, dtype=np.uint8)[:] = 0xFF
     here, there = tables(2)
     stayed = Stream(prompt(37), here)
@@ -198,9 +211,7 @@ def test_only_bad_rows(runner: TorchRunner) -> None:
 
 
 # oneDNN multiplies bfloat16 only on CPUs that have it.
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind != "bfloat16 packed" or has_native_bfloat16()]
-)
+@pytest.mark.parametrize("kind", HERE)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_every_kind_of_arithmetic_gives_the_same_but_rounding(
     folder: Path, kind: str, deterministic: bool
