@@ -18,8 +18,6 @@ from decode_worker.answers import finished, started_by_hand_off, started_here, s
 from decode_worker.attempt import DecodeAttempt, DecodeState
 from decode_worker.grants import Grant, Grants
 from kv_transfer.messages import BindWanted, HandedOff, PullProgress, Released, Retired
-from pdserve.clock import Clock
-from pdserve.engine.engine import Engine
 from pdserve.engine.events import (
     ChunkDone,
     EngineEvent,
@@ -45,7 +43,6 @@ from pdserve.errors import (
     StepFailed,
     WorkerLost,
 )
-from pdserve.ids import Random
 from pdserve.messages import (
     Abort,
     Demand,
@@ -59,7 +56,6 @@ from pdserve.messages import (
     Up,
     Waiting,
 )
-from pdserve.owner import Post
 from pdserve.sampling import FinishReason
 from pdserve.token_matcher import TokenMatcher, finish_by
 from pdserve.worker.deadlines import Deadlines
@@ -72,9 +68,9 @@ from pdserve.worker.messages import (
     SessionClosed,
     SessionOpened,
 )
-from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.replies import Replies
 from pdserve.worker.reporter import Reporter
+from pdserve.worker.role import CoreParts
 from pdserve.worker.strikes import error_after
 
 log = structlog.get_logger()
@@ -84,34 +80,20 @@ _RETRY_AFTER_S = 1.0
 
 
 class DecodeCore:
-    """Owner of the engine in the roles decode and both.
+    """Owner of the engine in the roles decode and both."""
 
-    max_waiting  length of the waiting list; heartbeat_s  as in the configuration
-    random       for lease ids
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        meter: MeteredRunner,
-        to_transfer: Post,
-        to_loop: Post,
-        clock: Clock,
-        random: Random,
-        max_waiting: int,
-        heartbeat_s: float,
-    ) -> None:
+    def __init__(self, parts: CoreParts) -> None:
+        engine, heartbeat_s = parts.engine, parts.config.timeouts.heartbeat_s
         self._engine = engine
-        self._meter = meter
-        self._clock = clock
-        self._replies = Replies(to_loop)
-        self._reporter = Reporter(engine.pool, meter, to_loop, clock, heartbeat_s)
-        self._grants = Grants(engine, to_transfer, random)
-        self._admission = Admission(engine, self._grants, max_waiting)
+        self._meter = parts.meter
+        self._clock = parts.clock
+        self._replies = Replies(parts.to_loop)
+        self._reporter = Reporter(engine.pool, parts.meter, parts.to_loop, parts.clock, heartbeat_s)
+        self._grants = Grants(engine, parts.to_transfer, parts.random)
+        self._admission = Admission(engine, self._grants, parts.config.worker.max_waiting)
         self._attempts: dict[int, DecodeAttempt] = {}
         self._deadlines = Deadlines()
-        self._drain = Drain(to_loop)
+        self._drain = Drain(parts.to_loop)
         self._num_accepted = 0
         self._num_prefilled_tokens = 0
         self._num_generated_tokens = 0

@@ -1,8 +1,8 @@
 """Owners of state and the driver port that runs them.
 
 An owner (engine, transfer) is a synchronous class without threads, sleeps or sockets of its own making. A driver
-calls it: `ThreadDriver` on a thread of its own, `LoopDriver` on the event loop after a delay that a seed draws.
-Owners talk by messages only; a driver keeps the order of the messages of one sender to one receiver.
+calls it: a thread of its own in production (`pdserve.worker.driver`), in simulations the event loop, after a delay
+that a seed draws. Owners talk by messages only; a driver keeps the order of the messages of one sender to one receiver.
 """
 
 from __future__ import annotations
@@ -27,15 +27,23 @@ class Owner(Protocol):
         ...
 
 
-class Driver(Protocol):
-    """Runs one owner."""
+Post = Callable[[object], None]
+"""Sends one message to another owner; never blocks."""
 
-    def post(self, message: object) -> None:
-        """Queue a message for the owner; any thread may call; never blocks."""
+
+class Driver(Protocol):
+    """Runs one owner. It exists before its owner does, so that owners can be given each other's posts."""
+
+    def port(self, sender: str) -> Post:
+        """Queues messages for the owner, in the order of this sender; any thread may call it, also before `start`."""
         ...
 
-    def start(self) -> None:
-        """Begin to call the owner."""
+    def wake(self) -> None:
+        """Have the owner take a turn; any thread may call."""
+        ...
+
+    def start(self, owner: Owner) -> None:
+        """Begin to call the owner; once."""
         ...
 
     def stop(self) -> None:
@@ -53,7 +61,3 @@ class Waiter(Protocol):
     def wake(self) -> None:
         """Make the current or the next `wait` return; any thread may call."""
         ...
-
-
-Post = Callable[[object], None]
-"""Sends one message to another owner; never blocks."""

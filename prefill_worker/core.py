@@ -12,8 +12,6 @@ from __future__ import annotations
 import structlog
 
 from kv_transfer.messages import LeaseClosed, Released
-from pdserve.clock import Clock
-from pdserve.engine.engine import Engine
 from pdserve.engine.events import ChunkDone, EngineEvent, PromptScored, RowDied, Sampled, StepDied
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import (
@@ -39,7 +37,6 @@ from pdserve.messages import (
     StartDecode,
     StartPrefill,
 )
-from pdserve.owner import Post
 from pdserve.token_matcher import TokenMatcher
 from pdserve.worker.deadlines import Deadlines
 from pdserve.worker.drain import Drain
@@ -51,9 +48,9 @@ from pdserve.worker.messages import (
     SessionClosed,
     SessionOpened,
 )
-from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.replies import Replies
 from pdserve.worker.reporter import Reporter
+from pdserve.worker.role import CoreParts
 from pdserve.worker.strikes import error_after
 from prefill_worker.attempt import PrefillAttempt, PrefillState
 from prefill_worker.credits import CreditBook
@@ -65,38 +62,27 @@ _STUCK_S = 5.0
 
 
 class PrefillCore:
-    """Owner of the engine in role prefill.
+    """Owner of the engine in role prefill."""
 
-    queue_tokens  sum of the credits; hold_s, heartbeat_s  as in the configuration
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        meter: MeteredRunner,
-        to_transfer: Post,
-        to_loop: Post,
-        clock: Clock,
-        queue_tokens: int,
-        hold_s: float,
-        heartbeat_s: float,
-    ) -> None:
+    def __init__(self, parts: CoreParts) -> None:
+        engine, timeouts = parts.engine, parts.config.timeouts
         self._engine = engine
-        self._clock = clock
-        self._hold_s = hold_s
-        self._replies = Replies(to_loop)
-        self._reporter = Reporter(engine.pool, meter, to_loop, clock, heartbeat_s)
+        self._clock = parts.clock
+        self._hold_s = timeouts.hold_s
+        self._replies = Replies(parts.to_loop)
+        self._reporter = Reporter(engine.pool, parts.meter, parts.to_loop, parts.clock, timeouts.heartbeat_s)
         self._credits = CreditBook(
-            queue_tokens=queue_tokens, block_size=engine.pool.block_size, window_tokens=engine.window_tokens
+            queue_tokens=parts.config.worker.queue_tokens,
+            block_size=engine.pool.block_size,
+            window_tokens=engine.window_tokens,
         )
-        self._offering = Offering(engine.pool, to_transfer, clock, hold_s)
+        self._offering = Offering(engine.pool, parts.to_transfer, parts.clock, timeouts.hold_s)
         self._links: dict[WorkerRef, str] = {}
         self._attempts: dict[int, PrefillAttempt] = {}
         self._by_lease: dict[int, PrefillAttempt] = {}
         self._queue: list[PrefillAttempt] = []
         self._deadlines = Deadlines()
-        self._drain = Drain(to_loop)
+        self._drain = Drain(parts.to_loop)
         self._num_prefilled_tokens = 0
         self._num_sampled = 0
 

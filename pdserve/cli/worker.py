@@ -35,11 +35,12 @@ def run_as(arguments: argparse.Namespace, role: Role | None) -> int:
         raise ConfigError(
             "no model: give --model an alias (see `pdserve fetch`), a Hugging Face folder or a .gguf file"
         )
-    from deploy.worker_process import run_worker
     from pdserve.cli.progress_bar import ProgressBar
+    from pdserve.cli.roles import ROLES
+    from pdserve.node.process import run_worker
 
     # Without a terminal the log says it.
     make_bar = (
         ProgressBar if sys.stderr.isatty() and config.engine.kind == "torch" else contextlib.nullcontext
     )
-    return asyncio.run(run_worker(config, role or Role(config.worker.role), make_bar=make_bar)) or 0
+    return asyncio.run(run_worker(config, role or Role(config.worker.role), ROLES, make_bar=make_bar)) or 0

@@ -130,10 +130,11 @@ class Sight:
         return phases
 
 
-def attempts_of(worker: SimWorker) -> tuple[DecodeAttempt, ...] | tuple[PrefillAttempt, ...]:
+def attempts_of(worker: SimWorker) -> list[DecodeAttempt | PrefillAttempt]:
     """What a worker has in hand."""
     run = None if worker.worker is None else worker.worker.current
-    return () if run is None else run.core.attempts
+    attempts = () if run is None else run.core.attempts
+    return [attempt for attempt in attempts if isinstance(attempt, DecodeAttempt | PrefillAttempt)]
 
 
 def is_draining(worker: SimWorker) -> bool:

@@ -8,20 +8,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deploy.worker_assembly import Worker
-from deploy.worker_ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
+from pdserve.cli.roles import ROLES
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner
 from pdserve.engine.port import Runner
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import BlockCounts, Role
+from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
+from pdserve.node.worker import Worker
 from pdserve.owner import Owner, Post, Waiter
 from pdserve.service.lifecycle import EXIT_SUPERSEDED
 from pdserve.service.metrics import WorkerMetrics
-from pdserve.worker.driver import DelayedInbox, LoopDriver, OnDeath
+from pdserve.worker.driver import OnDeath
 from tests.simulation.broken import BreakableRunner, WatchedRunner
 from tests.simulation.links import LinkTrouble, PoolWatch, SimNetwork
+from tests.simulation.loop_driver import DelayedInbox, LoopDriver
 from tests.simulation.tape import Tape
 from tests.simulation.wires import FabricDialer, NamesAreAddresses, address_of
 
@@ -262,14 +264,17 @@ class SimWorker:
         def engine_delay() -> float:
             return self.engine_slowness * delay()
 
-        def drive(name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> LoopDriver:
+        def drive(name: str, waiter: Waiter | None, on_death: OnDeath) -> LoopDriver:
             if name == "engine":
                 on_turn: Callable[[], None] = partial(cluster.observer.on_turn, self)
             else:
                 on_turn = self._check_hand_offs
-            owner = _ObservedOwner(owner, cluster.tape, self.id + ": ", on_turn)
+
+            def watch(owner: Owner) -> Owner:
+                return _ObservedOwner(owner, cluster.tape, self.id + ": ", on_turn)
+
             drawn = engine_delay if name == "engine" else delay
-            driver = drivers[name] = LoopDriver(owner, loop, drawn, f"{self.id}/{name}", on_death)
+            driver = drivers[name] = LoopDriver(loop, drawn, f"{self.id}/{name}", on_death, watch)
             return driver
 
         def inbox(deliver: Callable[[object], None]) -> Post:
@@ -285,6 +290,7 @@ class SimWorker:
             inbox=inbox,
             dialer=FabricDialer(cluster.fabric, me, self),
             resolver=NamesAreAddresses(),
+            roles=ROLES,
             sleep=self._sleep,
         )
 

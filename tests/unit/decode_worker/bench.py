@@ -21,8 +21,10 @@ from pdserve.errors import PdserveError, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import Granted, StartDecode, Started, Step, Up
 from pdserve.sampling import SampleKey, SamplingParams
+from pdserve.service.config import Config, WorkerConfig
 from pdserve.worker.messages import FromSession, SessionClosed, SessionOpened, StepBegun, ToSession
 from pdserve.worker.metered_runner import MeteredRunner
+from pdserve.worker.role import CoreParts
 
 P1 = WorkerRef("p1", Epoch(1, 1))
 BLOCK = 16
@@ -63,14 +65,15 @@ class DecodeBench:
         )
         self.engine = Engine(meter, limits, self.clock)
         self.core = DecodeCore(
-            self.engine,
-            meter=meter,
-            to_transfer=self.to_transfer.append,
-            to_loop=self.to_loop.append,
-            clock=self.clock,
-            random=random.Random(1),
-            max_waiting=self.max_waiting,
-            heartbeat_s=0.5,
+            CoreParts(
+                engine=self.engine,
+                meter=meter,
+                to_transfer=self.to_transfer.append,
+                to_loop=self.to_loop.append,
+                clock=self.clock,
+                random=random.Random(1),
+                config=Config(worker=WorkerConfig(max_waiting=self.max_waiting)),
+            )
         )
         self.core.handle(SessionOpened(1, "r1"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 from kv_transfer.messages import Commit, LeaseClosed, Offer, OpenLease, Withdraw
@@ -13,6 +14,7 @@ from pdserve.errors import PdserveError
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import StartPrefill, Up
 from pdserve.sampling import SampleKey, SamplingParams
+from pdserve.service.config import Config, WorkerConfig
 from pdserve.worker.messages import (
     FromSession,
     LinkChanged,
@@ -22,6 +24,7 @@ from pdserve.worker.messages import (
     ToSession,
 )
 from pdserve.worker.metered_runner import MeteredRunner
+from pdserve.worker.role import CoreParts
 from prefill_worker.core import PrefillCore
 
 D1 = WorkerRef("d1", Epoch(1, 1))
@@ -58,14 +61,15 @@ class PrefillBench:
         limits = EngineLimits(max_step_tokens=self.chunk_tokens, max_batch=8, chunk_tokens=self.chunk_tokens)
         self.engine = Engine(meter, limits, self.clock)
         self.core = PrefillCore(
-            self.engine,
-            meter=meter,
-            to_transfer=self.to_transfer.append,
-            to_loop=self.to_loop.append,
-            clock=self.clock,
-            queue_tokens=self.queue_tokens,
-            hold_s=5.0,
-            heartbeat_s=0.5,
+            CoreParts(
+                engine=self.engine,
+                meter=meter,
+                to_transfer=self.to_transfer.append,
+                to_loop=self.to_loop.append,
+                clock=self.clock,
+                random=random.Random(1),
+                config=Config(worker=WorkerConfig(queue_tokens=self.queue_tokens)),
+            )
         )
         self.core.handle(SessionOpened(1, "r1"))
         for worker in self.links:

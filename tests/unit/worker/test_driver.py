@@ -7,7 +7,8 @@ import random
 import threading
 
 from pdserve.clock import VirtualClock
-from pdserve.worker.driver import DelayedInbox, EventWaiter, LoopDriver, LoopInbox, ThreadDriver
+from pdserve.worker.driver import EventWaiter, LoopInbox, ThreadDriver
+from tests.simulation.loop_driver import DelayedInbox, LoopDriver
 from tests.support.virtual_loop import run_virtual
 
 
@@ -34,8 +35,8 @@ class Recorder:
 
 def test_thread_driver_keeps_order_and_stops() -> None:
     owner = Recorder()
-    driver = ThreadDriver(owner, EventWaiter(), "engine", lambda error: None)
-    driver.start()
+    driver = ThreadDriver(EventWaiter(), "engine", lambda error: None)
+    driver.start(owner)
     post = driver.port("loop")
     for index in range(1000):
         post(index)
@@ -53,8 +54,8 @@ def test_thread_driver_tells_death_once_and_calls_no_more() -> None:
         deaths.append(error)
         died.set()
 
-    driver = ThreadDriver(owner, EventWaiter(), "engine", on_death)
-    driver.start()
+    driver = ThreadDriver(EventWaiter(), "engine", on_death)
+    driver.start(owner)
     driver.post("die")
     assert died.wait(10)
     driver.post("after")
@@ -91,8 +92,8 @@ def run_loop_driver(seed: int) -> list[str]:
     async def main() -> list[str]:
         loop, source = asyncio.get_running_loop(), random.Random(seed)
         owner = Recorder()
-        driver = LoopDriver(owner, loop, source.random, "engine", lambda error: None)
-        driver.start()
+        driver = LoopDriver(loop, source.random, "engine", lambda error: None)
+        driver.start(owner)
         a, b = driver.port("a"), driver.port("b")
         for index in range(50):
             a(f"a{index:02}")
@@ -115,8 +116,8 @@ def test_loop_driver_keeps_the_order_of_each_sender_only() -> None:
 def test_loop_driver_takes_turns_when_they_are_due() -> None:
     async def main() -> int:
         owner = Recorder(wait_s=1.0)
-        driver = LoopDriver(owner, asyncio.get_running_loop(), lambda: 0.001, "engine", lambda error: None)
-        driver.start()
+        driver = LoopDriver(asyncio.get_running_loop(), lambda: 0.001, "engine", lambda error: None)
+        driver.start(owner)
         await asyncio.sleep(10.5)
         driver.stop()
         num_turns = owner.num_turns
@@ -130,8 +131,8 @@ def test_loop_driver_takes_turns_when_they_are_due() -> None:
 def test_loop_driver_paused_holds_messages_and_goes_on() -> None:
     async def main() -> list[object]:
         owner = Recorder()
-        driver = LoopDriver(owner, asyncio.get_running_loop(), lambda: 0.001, "engine", lambda error: None)
-        driver.start()
+        driver = LoopDriver(asyncio.get_running_loop(), lambda: 0.001, "engine", lambda error: None)
+        driver.start(owner)
         driver.pause()
         driver.post(1)
         driver.post(2)
@@ -149,14 +150,9 @@ def test_loop_driver_paused_holds_messages_and_goes_on() -> None:
 def test_loop_driver_tells_death_and_calls_no_more() -> None:
     async def main() -> tuple[list[str], list[object]]:
         owner, deaths = Recorder(), []
-        driver = LoopDriver(
-            owner,
-            asyncio.get_running_loop(),
-            lambda: 0.001,
-            "engine",
-            lambda error: deaths.append(str(error)),
-        )
-        driver.start()
+        loop = asyncio.get_running_loop()
+        driver = LoopDriver(loop, lambda: 0.001, "engine", lambda error: deaths.append(str(error)))
+        driver.start(owner)
         for message in (1, "die", 2):
             driver.post(message)
         await asyncio.sleep(1)

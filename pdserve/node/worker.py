@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from deploy.role_run import RoleRun, RunEnd
-from deploy.worker_gauges import WorkerGauges
-from deploy.worker_ports import WorkerPorts, WorkerSetup
 from pdserve.messages import Role
+from pdserve.node.gauges import WorkerGauges
+from pdserve.node.ports import WorkerPorts, WorkerSetup
+from pdserve.node.run import RoleRun, RunEnd
 from pdserve.service.metrics import WorkerMetrics
 
 

@@ -12,21 +12,13 @@ from pdserve.clock import Clock
 from pdserve.energy import EnergyMeter
 from pdserve.engine.port import Runner
 from pdserve.ids import Random, WorkerRef
-from pdserve.owner import Owner, Post, Waiter
+from pdserve.owner import Driver, Post, Waiter
 from pdserve.service.config import Config
 from pdserve.worker.background import Background, at_once
 from pdserve.worker.driver import OnDeath
+from pdserve.worker.role import Roles
 from pdserve.worker.sessions import Resolver, SessionDialer
 from pdserve.worker.structures import WorkerStructures
-
-
-class WorkerDriver(Protocol):
-    """A driver that keeps the order of each sender (pdserve.worker.driver: on a thread, or on the loop)."""
-
-    def port(self, sender: str) -> Post: ...
-    def wake(self) -> None: ...
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +32,7 @@ class NetworkEnd:
 class Drive(Protocol):
     """Makes the driver of an owner. on_death: called, on the driver's thread, if the owner raises."""
 
-    def __call__(self, name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> WorkerDriver: ...
+    def __call__(self, name: str, waiter: Waiter | None, on_death: OnDeath) -> Driver: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +42,7 @@ class WorkerPorts:
     random_for  a source for one owner: "engine", "transfer", "loop"
     network     joins the links' network: (the KV pool, wake of the transfer owner's driver) → its end
     inbox       makes the way of one sender's messages to the loop: function that takes them in → post
+    roles       what makes the core of each role
     background  where structures are compiled
     energy      of what the model computes on; None = the machine can't tell
     sleep       between heartbeats; a simulated process that is stopped doesn't return from it
@@ -62,6 +55,7 @@ class WorkerPorts:
     inbox: Callable[[Callable[[object], None]], Post]
     dialer: SessionDialer
     resolver: Resolver
+    roles: Roles
     background: Background = at_once
     energy: EnergyMeter | None = None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep

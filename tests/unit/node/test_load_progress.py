@@ -8,9 +8,9 @@ import structlog
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from deploy.load_progress import LoadProgress, LoadState
 from deploy.local.probe import is_ready, why_not_ready
 from pdserve.clock import VirtualClock
+from pdserve.node.load import LoadProgress, LoadState
 from pdserve.service.http import HttpServer
 
 

@@ -5,7 +5,7 @@ A role change ends it after a drain; the next one begins with the same loaded mo
           loop: this class, sessions, watchdog
            │ FromSession, SessionOpened, …   ▲ ToSession, ToAll, beats, Drained
            ▼                                 │
-        engine: PrefillCore | DecodeCore ◄──────► transfer: TransferOwner   (kv_transfer/messages.py)
+        engine: a RoleCore ◄──────► transfer: TransferOwner   (kv_transfer/messages.py)
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from decode_worker.core import DecodeCore
-from deploy.worker_gauges import WorkerGauges
-from deploy.worker_limits import limits_of
-from deploy.worker_ports import WorkerPorts, WorkerSetup
 from kv_transfer.facts import LinkFacts
-from kv_transfer.messages import CancelAllLinks, CancelLink, LinkState, OrderLink
+from kv_transfer.messages import LinkState
 from kv_transfer.owner import TransferOwner
 from pdserve.engine.engine import Engine
 from pdserve.errors import Draining, InvariantViolated, StepFailed, to_failure
@@ -43,7 +39,9 @@ from pdserve.messages import (
     Waiting,
     Welcome,
 )
-from pdserve.owner import Post
+from pdserve.node.gauges import WorkerGauges
+from pdserve.node.links import LinkOrders
+from pdserve.node.ports import WorkerPorts, WorkerSetup
 from pdserve.service.lifecycle import EXIT_OK, EXIT_SUPERSEDED, EXIT_UNSOUND
 from pdserve.worker.cache_feed import CacheFeed
 from pdserve.worker.first_answers import FirstAnswers
@@ -62,11 +60,11 @@ from pdserve.worker.messages import (
     ToSession,
 )
 from pdserve.worker.metered_runner import MeteredRunner
+from pdserve.worker.role import CoreParts, RoleCore, limits_of
 from pdserve.worker.sessions import RouterSessions
 from pdserve.worker.start_gate import StartGate
 from pdserve.worker.structures import WorkerStructures
 from pdserve.worker.watchdog import Watchdog
-from prefill_worker.core import PrefillCore
 
 log = structlog.get_logger()
 
@@ -89,21 +87,6 @@ class RunEnd:
 class _OwnerDied:
     name: str
     error: BaseException
-
-
-class _Relay:
-    """A post that may be handed out before its receiver exists; nothing is sent before `bind`."""
-
-    def __init__(self) -> None:
-        self._post: Post | None = None
-
-    def bind(self, post: Post) -> None:
-        self._post = post
-
-    def __call__(self, message: object) -> None:
-        if self._post is None:
-            raise InvariantViolated("a message before the worker is assembled", kind=type(message).__name__)
-        self._post(message)
 
 
 class RoleRun:
@@ -130,12 +113,12 @@ class RoleRun:
         self._num_waiting = 0
         self._draining = False
         self._drain_limit: asyncio.TimerHandle | None = None
-        self._orders: dict[int, dict[WorkerRef, None]] = {}
         self._watchdog = Watchdog(self._timeouts.heartbeat_s)
         self._patience_s = self._timeouts.grant_s / 4  # with the engine, before Waiting is said for it
         self._first_answers = FirstAnswers(self._patience_s, self._say_waiting)
         self._cache_feed = CacheFeed()
         self._assemble(ports)
+        self._links = LinkOrders(self._to_transfer)
         self._sessions = RouterSessions(
             routers=setup.config.worker.routers,
             dialer=ports.dialer,
@@ -159,16 +142,29 @@ class RoleRun:
         setup, config, runner = self._setup, self._setup.config, self._setup.model.runner
         from_engine = ports.inbox(self._on_engine_message)
         from_transfer = ports.inbox(self._on_transfer_message)
+        end = ports.network(runner.pool, lambda: self._transfer_driver.wake())
+        self._engine_driver = ports.drive(
+            "engine", None, lambda error: from_engine(_OwnerDied("engine", error))
+        )
+        self._transfer_driver = ports.drive(
+            "transfer", end.waiter, lambda error: from_transfer(_OwnerDied("transfer", error))
+        )
+        self._to_engine = self._engine_driver.port("loop")
+        self._to_transfer = self._transfer_driver.port("loop")
         meter = MeteredRunner(
             runner, ports.clock, lambda new_shape: from_engine(StepBegun(new_shape)), ports.energy
         )
         self._engine = Engine(meter, limits_of(self.role, config.engine), ports.clock)
-        to_transfer = _Relay()
-        self._core = self._make_core(ports, meter, to_transfer, from_engine)
-        self._engine_driver = ports.drive(
-            "engine", self._core, None, lambda error: from_engine(_OwnerDied("engine", error))
+        parts = CoreParts(
+            engine=self._engine,
+            meter=meter,
+            to_transfer=self._transfer_driver.port("engine"),
+            to_loop=from_engine,
+            clock=ports.clock,
+            random=ports.random_for("engine"),
+            config=config,
         )
-        end = ports.network(runner.pool, lambda: self._transfer_driver.wake())
+        self._core = ports.roles[self.role](parts)
         self._transfer = TransferOwner(
             me=setup.me,
             facts=self._link_facts(),
@@ -183,38 +179,6 @@ class RoleRun:
             to_loop=from_transfer,
             secret=setup.secret,
             max_links=config.worker.max_links,
-        )
-        self._transfer_driver = ports.drive(
-            "transfer", self._transfer, end.waiter, lambda error: from_transfer(_OwnerDied("transfer", error))
-        )
-        to_transfer.bind(self._transfer_driver.port("engine"))
-        self._to_engine = self._engine_driver.port("loop")
-        self._to_transfer = self._transfer_driver.port("loop")
-
-    def _make_core(
-        self, ports: WorkerPorts, meter: MeteredRunner, to_transfer: Post, to_loop: Post
-    ) -> PrefillCore | DecodeCore:
-        config = self._setup.config
-        if self.role is Role.PREFILL:
-            return PrefillCore(
-                self._engine,
-                meter=meter,
-                to_transfer=to_transfer,
-                to_loop=to_loop,
-                clock=ports.clock,
-                queue_tokens=config.worker.queue_tokens,
-                hold_s=config.timeouts.hold_s,
-                heartbeat_s=config.timeouts.heartbeat_s,
-            )
-        return DecodeCore(
-            self._engine,
-            meter=meter,
-            to_transfer=to_transfer,
-            to_loop=to_loop,
-            clock=ports.clock,
-            random=ports.random_for("engine"),
-            max_waiting=config.worker.max_waiting,
-            heartbeat_s=config.timeouts.heartbeat_s,
         )
 
     def _link_facts(self) -> LinkFacts:
@@ -237,7 +201,7 @@ class RoleRun:
         return self._engine
 
     @property
-    def core(self) -> PrefillCore | DecodeCore:
+    def core(self) -> RoleCore:
         """As `engine`: for tests and simulations."""
         return self._core
 
@@ -285,8 +249,8 @@ class RoleRun:
 
     async def serve(self) -> RunEnd:
         """Serve until drained, superseded, or broken. Cancelled: everything stops at once."""
-        self._engine_driver.start()
-        self._transfer_driver.start()
+        self._engine_driver.start(self._core)
+        self._transfer_driver.start(self._transfer)
         end = RunEnd(EXIT_UNSOUND)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -354,14 +318,13 @@ class RoleRun:
     # --- SessionListener: what routers say
 
     def on_session_opened(self, session_id: int, router_id: str) -> None:
-        self._orders[session_id] = {}
+        self._links.open(session_id)
         self._to_engine(SessionOpened(session_id, router_id))
 
     def on_session_closed(self, session_id: int) -> None:
-        self._orders.pop(session_id, None)
         self._gate.close(session_id)
         self._to_engine(SessionClosed(session_id))
-        self._to_transfer(CancelAllLinks(session_id))
+        self._links.close(session_id)
 
     def on_superseded(self) -> None:
         self._finish(RunEnd(EXIT_SUPERSEDED))
@@ -371,8 +334,7 @@ class RoleRun:
             case Pair(decode_worker, addresses):
                 self._order(session_id, decode_worker, addresses)
             case Unpair(decode_worker):
-                self._orders[session_id].pop(decode_worker, None)
-                self._to_transfer(CancelLink(session_id, decode_worker))
+                self._links.cancel(session_id, decode_worker)
             case Drain():
                 self.drain()
             case SetRole(role):
@@ -402,8 +364,7 @@ class RoleRun:
             reason = f"this worker's role is {self.role.value}"
             self._sessions.send(session_id, PairState(decode_worker, False, reason=reason))
             return
-        self._orders[session_id][decode_worker] = None
-        self._to_transfer(OrderLink(session_id, decode_worker, addresses))
+        self._links.order(session_id, decode_worker, addresses)
 
     # --- what the owners say
 
@@ -434,15 +395,14 @@ class RoleRun:
 
     def _on_transfer_message(self, message: object) -> None:
         match message:
-            case LinkState(decode_worker=decode_worker, session_id=only):
+            case LinkState(decode_worker=decode_worker):
                 # The engine first: a router that knows of the link may use it at once.
                 self._to_engine(LinkChanged(decode_worker, message.up, message.reason))
                 state = PairState(
                     decode_worker, message.up, message.transport, message.reason, message.generation
                 )
-                for session_id, orders in self._orders.items():
-                    if decode_worker in orders and only in (None, session_id):
-                        self._sessions.send(session_id, state)
+                for session_id in self._links.concerned(message):
+                    self._sessions.send(session_id, state)
             case _OwnerDied(name, error):
                 self._on_death(name, error)
             case _:

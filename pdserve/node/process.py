@@ -11,18 +11,16 @@ from pathlib import Path
 
 import structlog
 
-from deploy.load_progress import LoadProgress, LoadState
-from deploy.worker_assembly import Worker
-from deploy.worker_ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
 from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import Clock, SystemClock
-from pdserve.engine.port import Runner
 from pdserve.ids import Epoch, Random, WorkerRef, draw_text_id, system_random
 from pdserve.messages import Role
 from pdserve.modelstore.progress import Progress
-from pdserve.modelstore.resolve import resolve
-from pdserve.owner import Owner, Waiter
-from pdserve.service.config import Config, EngineConfig
+from pdserve.node.load import LoadProgress, LoadState, load_model
+from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
+from pdserve.node.worker import Worker
+from pdserve.owner import Waiter
+from pdserve.service.config import Config
 from pdserve.service.energy import find_energy_meter
 from pdserve.service.grpc_session import GrpcDialer
 from pdserve.service.http import HttpServer
@@ -30,16 +28,13 @@ from pdserve.service.lifecycle import EXIT_OK, EXIT_UNSOUND, StopSignals
 from pdserve.service.logs import set_up_logs
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.service.secret import read_secret
-from pdserve.tokenizer import Tokenizer
 from pdserve.worker.background import ThreadBackground
 from pdserve.worker.dns import DnsResolver
 from pdserve.worker.driver import EventWaiter, LoopInbox, OnDeath, ThreadDriver
-from pdserve.worker.structures import WorkerStructures
+from pdserve.worker.role import Roles
 
 log = structlog.get_logger()
 
-# The fake model's blocks are tiny: memory alone would allow millions, whose bookkeeping is all that would be tested.
-_MAX_FAKE_BLOCKS = 8192
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Bar = AbstractContextManager[Progress | None]
@@ -49,11 +44,13 @@ Bar = AbstractContextManager[Progress | None]
 async def run_worker(
     config: Config,
     role: Role,
+    roles: Roles,
     end_now: Callable[[int], None] = os._exit,
     make_bar: Callable[[], Bar] = nullcontext,
 ) -> int:
     """Run one worker until it is drained or broken; returns the exit code.
 
+    roles     what makes the core of each role
     end_now   ends the process where nothing can be waited for: a hanging engine, a stop while the model loads
     make_bar  shows how the weights are loaded
     Raises ConfigError, UnknownModel, Incompatible and the like for what an operator must change.
@@ -89,7 +86,7 @@ async def run_worker(
                 secret=secret,
             )
             dialer = _make_dialer(setup, random, tasks)
-            ports = _real_ports(setup, clock, random, dialer)
+            ports = _real_ports(setup, clock, random, dialer, roles)
             health.worker = worker = Worker(setup, ports, metrics, role)
             draining = tasks.create_task(_drain_when_asked(worker, stop))
             code = await worker.run()
@@ -149,65 +146,6 @@ async def _load_unless_stopped(
     return await loading if loading.done() else None
 
 
-def load_model(config: Config, progress: LoadProgress, clock: Clock) -> LoadedModel:
-    """Weights, KV pool and tokenizer. Blocks for seconds; raises what an operator must change."""
-    if config.engine.kind == "fake":
-        return _load_fake(config.engine, clock)
-    folder = resolve(config.worker.model)
-    tokenizer = Tokenizer.load(folder)
-    runner = _load_torch(folder, config.engine, progress)
-    return LoadedModel(
-        name=config.worker.model,
-        runner=runner,
-        tokenizer_fingerprint=tokenizer.fingerprint,
-        tokenizer_files=tokenizer.files,
-        eos_token_ids=tokenizer.eos_token_ids,
-        structures=_prepare_structures(tokenizer, clock),
-    )
-
-
-def _prepare_structures(tokenizer: Tokenizer, clock: Clock) -> WorkerStructures:
-    structures = WorkerStructures(tokenizer.files, clock)
-    structures.prepare(tokenizer)
-    return structures
-
-
-def _load_torch(folder: Path, config: EngineConfig, progress: Progress) -> Runner:
-    # Here, so that a worker with the fake engine never imports torch.
-    from pdserve.engine.torch_runner import TorchRunner
-
-    return TorchRunner(
-        folder,
-        dtype=config.dtype,
-        deterministic=config.deterministic,
-        num_threads=config.threads or len(os.sched_getaffinity(0)),
-        num_blocks=config.num_blocks or None,
-        kv_memory_bytes=config.kv_memory_bytes,
-        block_size=config.block_size,
-        long_context=config.long_context,
-        progress=progress,
-    )
-
-
-def _load_fake(config: EngineConfig, clock: Clock) -> LoadedModel:
-    from pdserve.engine.fake_runner import FakeRunner
-
-    num_blocks = config.num_blocks
-    if num_blocks == 0:
-        block_bytes = FakeRunner(num_blocks=1, block_size=config.block_size).layout.block_bytes
-        num_blocks = max(1, min(config.kv_memory_bytes // block_bytes, _MAX_FAKE_BLOCKS))
-    runner = FakeRunner(num_blocks=num_blocks, block_size=config.block_size)
-    tokenizer = Tokenizer.fake(runner.card.vocab_size)
-    return LoadedModel(
-        name=runner.card.name,
-        runner=runner,
-        tokenizer_fingerprint=tokenizer.fingerprint,
-        tokenizer_files=tokenizer.files,
-        eos_token_ids=tokenizer.eos_token_ids,
-        structures=_prepare_structures(tokenizer, clock),
-    )
-
-
 def _make_dialer(setup: WorkerSetup, random: Random, tasks: asyncio.TaskGroup) -> GrpcDialer:
     timeouts = setup.config.timeouts
     return GrpcDialer(
@@ -221,7 +159,9 @@ def _make_dialer(setup: WorkerSetup, random: Random, tasks: asyncio.TaskGroup) -
     )
 
 
-def _real_ports(setup: WorkerSetup, clock: Clock, random: Random, dialer: GrpcDialer) -> WorkerPorts:
+def _real_ports(
+    setup: WorkerSetup, clock: Clock, random: Random, dialer: GrpcDialer, roles: Roles
+) -> WorkerPorts:
     config, loop = setup.config, asyncio.get_running_loop()
 
     def network(pool: memoryview, wake: Callable[[], None]) -> NetworkEnd:
@@ -235,8 +175,8 @@ def _real_ports(setup: WorkerSetup, clock: Clock, random: Random, dialer: GrpcDi
         )
         return NetworkEnd(stream, stream.waiter())
 
-    def drive(name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> ThreadDriver:
-        return ThreadDriver(owner, waiter or EventWaiter(), name, on_death)
+    def drive(name: str, waiter: Waiter | None, on_death: OnDeath) -> ThreadDriver:
+        return ThreadDriver(waiter or EventWaiter(), name, on_death)
 
     return WorkerPorts(
         clock=clock,
@@ -246,6 +186,7 @@ def _real_ports(setup: WorkerSetup, clock: Clock, random: Random, dialer: GrpcDi
         inbox=lambda deliver: LoopInbox(loop, deliver).post,
         dialer=dialer,
         resolver=DnsResolver(),
+        roles=roles,
         background=ThreadBackground("structures"),
         energy=find_energy_meter(clock, setup.model.runner.card.gpus),
     )

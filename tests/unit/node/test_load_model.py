@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from deploy.load_progress import LoadProgress
-from deploy.worker_process import load_model
 from pdserve.clock import VirtualClock
+from pdserve.node.load import LoadProgress, load_model
 from pdserve.service.config import load
 from pdserve.tokenizer import Tokenizer
 from tests.unit.engine_torch.random_model import write_random_model

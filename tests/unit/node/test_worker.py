@@ -7,9 +7,8 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
-from deploy.worker_assembly import Worker
-from deploy.worker_ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
 from kv_transfer.transports.memory import MemoryNetwork
+from pdserve.cli.roles import ROLES
 from pdserve.clock import VirtualClock
 from pdserve.engine import fake_rule
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner
@@ -42,7 +41,9 @@ from pdserve.messages import (
     Waiting,
     Welcome,
 )
-from pdserve.owner import Owner, Waiter
+from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
+from pdserve.node.worker import Worker
+from pdserve.owner import Waiter
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.cache_events import SourceReader, Subscribe
 from pdserve.service.config import Config, EngineConfig, WorkerConfig
@@ -50,7 +51,8 @@ from pdserve.service.lifecycle import EXIT_OK, EXIT_SUPERSEDED, EXIT_UNSOUND
 from pdserve.service.memory_session import MemoryWire
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.session import Session
-from pdserve.worker.driver import DelayedInbox, LoopDriver, OnDeath
+from pdserve.worker.driver import OnDeath
+from tests.simulation.loop_driver import DelayedInbox, LoopDriver
 from tests.support.virtual_loop import run_virtual
 
 KEY = SampleKey(params=SamplingParams(temperature=0.0), seed=0, choice=0, eos_token_ids=(256,), max_tokens=12)
@@ -128,8 +130,8 @@ class Cluster:
 
         worker_name = name
 
-        def drive(name: str, owner: Owner, waiter: Waiter | None, on_death: OnDeath) -> LoopDriver:
-            driver = LoopDriver(owner, self.loop, self.delay, name, on_death)
+        def drive(name: str, waiter: Waiter | None, on_death: OnDeath) -> LoopDriver:
+            driver = LoopDriver(self.loop, self.delay, name, on_death)
             self.drivers[worker_name, name] = driver
             return driver
 
@@ -141,6 +143,7 @@ class Cluster:
             inbox=lambda deliver: DelayedInbox(self.loop, self.delay, deliver).post,
             dialer=self,
             resolver=self,
+            roles=ROLES,
         )
         worker = Worker(setup, ports, WorkerMetrics(), role)
         self.workers[name] = worker

@@ -1,0 +1,138 @@
+"""What a worker loads before it can take a role, and how far it is: for /readyz, the log, and a bar in a terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from pdserve.clock import Clock
+from pdserve.engine.port import Runner
+from pdserve.modelstore.progress import Progress
+from pdserve.modelstore.resolve import resolve
+from pdserve.node.ports import LoadedModel
+from pdserve.service.config import Config, EngineConfig
+from pdserve.tokenizer import Tokenizer
+from pdserve.worker.structures import WorkerStructures
+
+log = structlog.get_logger()
+
+_LINE_EVERY_S = 5.0
+_MB = 1_000_000
+# The fake model's blocks are tiny: memory alone would allow millions, whose bookkeeping is all that would be tested.
+_MAX_FAKE_BLOCKS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """One moment of a load; a text for people."""
+
+    loaded_bytes: int
+    total_bytes: int
+    elapsed_s: float
+
+    def __str__(self) -> str:
+        loaded, total = (f"{size / _MB:,.0f}" for size in (self.loaded_bytes, self.total_bytes))
+        return f"{loaded} of {total} MB of weights, {self.elapsed_s:.0f} s"
+
+
+class LoadProgress:
+    """Implements `Progress` for the thread that loads; `post` takes the states to whoever reads them.
+
+    bar  in a terminal; then there are no log lines, which would break it
+    """
+
+    def __init__(self, clock: Clock, post: Callable[[LoadState], None], bar: Progress | None) -> None:
+        self._clock = clock
+        self._post = post
+        self._bar = bar
+        self._started_s = self._told_s = clock.now_s()
+        self._total_bytes = 0
+
+    def begin(self, phase: str, total_bytes: int | None) -> None:
+        """The weights are open, their size is known."""
+        self._total_bytes = total_bytes or 0
+        if self._bar is not None:
+            self._bar.begin(phase, total_bytes)
+        else:
+            log.info("model.loading", total_bytes=self._total_bytes)
+        self.reached(0)
+
+    def reached(self, num_bytes: int) -> None:
+        """A line every few seconds: a small model has none."""
+        self._post(LoadState(num_bytes, self._total_bytes, self.elapsed_s))
+        if self._bar is not None:
+            self._bar.reached(num_bytes)
+        elif self._clock.now_s() - self._told_s >= _LINE_EVERY_S:
+            self._told_s = self._clock.now_s()
+            log.info("model.loading", loaded_bytes=num_bytes, **self.facts())
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock.now_s() - self._started_s
+
+    def facts(self) -> dict[str, object]:
+        """For the line that says that it is done."""
+        return {"total_bytes": self._total_bytes, "took_s": round(self.elapsed_s, 3)}
+
+
+def load_model(config: Config, progress: LoadProgress, clock: Clock) -> LoadedModel:
+    """Weights, KV pool and tokenizer. Blocks for seconds; raises what an operator must change."""
+    if config.engine.kind == "fake":
+        return _load_fake(config.engine, clock)
+    folder = resolve(config.worker.model)
+    tokenizer = Tokenizer.load(folder)
+    runner = _load_torch(folder, config.engine, progress)
+    return LoadedModel(
+        name=config.worker.model,
+        runner=runner,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        tokenizer_files=tokenizer.files,
+        eos_token_ids=tokenizer.eos_token_ids,
+        structures=_prepare_structures(tokenizer, clock),
+    )
+
+
+def _prepare_structures(tokenizer: Tokenizer, clock: Clock) -> WorkerStructures:
+    structures = WorkerStructures(tokenizer.files, clock)
+    structures.prepare(tokenizer)
+    return structures
+
+
+def _load_torch(folder: Path, config: EngineConfig, progress: Progress) -> Runner:
+    # Here, so that a worker with the fake engine never imports torch.
+    from pdserve.engine.torch_runner import TorchRunner
+
+    return TorchRunner(
+        folder,
+        dtype=config.dtype,
+        deterministic=config.deterministic,
+        num_threads=config.threads or len(os.sched_getaffinity(0)),
+        num_blocks=config.num_blocks or None,
+        kv_memory_bytes=config.kv_memory_bytes,
+        block_size=config.block_size,
+        long_context=config.long_context,
+        progress=progress,
+    )
+
+
+def _load_fake(config: EngineConfig, clock: Clock) -> LoadedModel:
+    from pdserve.engine.fake_runner import FakeRunner
+
+    num_blocks = config.num_blocks
+    if num_blocks == 0:
+        block_bytes = FakeRunner(num_blocks=1, block_size=config.block_size).layout.block_bytes
+        num_blocks = max(1, min(config.kv_memory_bytes // block_bytes, _MAX_FAKE_BLOCKS))
+    runner = FakeRunner(num_blocks=num_blocks, block_size=config.block_size)
+    tokenizer = Tokenizer.fake(runner.card.vocab_size)
+    return LoadedModel(
+        name=runner.card.name,
+        runner=runner,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        tokenizer_files=tokenizer.files,
+        eos_token_ids=tokenizer.eos_token_ids,
+        structures=_prepare_structures(tokenizer, clock),
+    )
