@@ -19,7 +19,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow simulate check format lint proto bench-engine clean distclean \
+.PHONY: help demo test test-slow simulate check format lint proto bench-engine bench-codec clean distclean \
 	check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -56,6 +56,9 @@ simulate: $(VENV)/.installed-dev ## the whole cluster under SEEDS=2000 seeds fro
 
 bench-engine: $(VENV)/.installed-dev ## prefill and decode speed beside transformers
 	@GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m benchmarks.engine $(BENCH_ARGS)
+
+bench-codec: $(VENV)/.installed-dev ## what messages between processes cost in Python
+	@$(PY) -m benchmarks.codec
 
 clean: ## build products and caches
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -29,12 +29,12 @@ from pdserve.rpc.v1 import admin_pb2
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.admin_pb2_grpc import AdminStub
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
-from pdserve.rpc.values import ROLE_NUMBERS
+from pdserve.rpc.values import ROLES
 from pdserve.service.admission import WorkerProof
 from pdserve.service.proven_call import open_proven
 from pdserve.service.rpc import open_channel
 from pdserve.service.rpc_errors import ServerLost, error_of
-from pdserve.status import ClusterStatus, ModelInfo
+from pdserve.status import CLUSTER_STATUS, MODEL_INFO, ClusterStatus, ModelInfo
 
 T = TypeVar("T")
 
@@ -144,11 +144,11 @@ class AsyncClient:
 
     async def model(self) -> ModelInfo:
         """The model that is served."""
-        return ModelInfo.from_proto(await self._unary("GetModel", pb.GetModelRequest()))
+        return MODEL_INFO.read(await self._unary("GetModel", pb.GetModelRequest()))
 
     async def status(self, *, explain: bool = False) -> ClusterStatus:
         """Workers, pairs and queue as this router sees them; explain: also why requests went where they went."""
-        return ClusterStatus.from_proto(await self._unary("GetStatus", pb.GetStatusRequest(explain=explain)))
+        return CLUSTER_STATUS.read(await self._unary("GetStatus", pb.GetStatusRequest(explain=explain)))
 
     async def set_role(self, worker_id: str, role: Role, *, force: bool = False) -> None:
         """Let a worker drain and join anew in another role; returns when it has been told.
@@ -156,7 +156,7 @@ class AsyncClient:
         force  also if no other worker has the role that it leaves
         Raises UnknownWorker; InvalidRequest if it has that role, or is the last of its own.
         """
-        message = admin_pb2.SetRoleRequest(worker_id=worker_id, role=ROLE_NUMBERS[role], force=force)
+        message = admin_pb2.SetRoleRequest(worker_id=worker_id, role=ROLES.write(role), force=force)
         await self._try_targets(lambda target: self._admin(target, "SetRole", message))
 
     async def drain_worker(self, worker_id: str, *, force: bool = False) -> None:
@@ -173,7 +173,9 @@ class AsyncClient:
         call = self._stub(target).Generate(request.to_proto(), timeout=timeout_s)
         try:
             async for msg in call:
-                yield event_from_proto(msg)
+                event = event_from_proto(msg)
+                if event is not None:
+                    yield event
         except grpc.aio.AioRpcError as error:
             raise error_of(error, target) from None
         finally:

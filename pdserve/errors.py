@@ -207,6 +207,16 @@ class Failure:
     message: str
     fields: Mapping[str, str] = field(default_factory=dict)
 
+    def check(self) -> None:
+        """Of one that came from another process: raises InvalidRequest for what no error of ours can be."""
+        if not self.error:
+            raise InvalidRequest("a failure must name its class", field="error", text=self.message)
+        if "message" in self.fields or "self" in self.fields:
+            raise InvalidRequest("a failure's field has a reserved name", field="fields", error=self.error)
+        retry_after_s = self.fields.get("retry_after_s", "0")
+        if not _is_seconds(retry_after_s):
+            raise InvalidRequest("want finite seconds, 0 or more", field="retry_after_s", value=retry_after_s)
+
 
 def to_failure(error: PdserveError) -> Failure:
     """The message form of an error."""
@@ -224,17 +234,17 @@ def from_failure(failure: Failure) -> PdserveError:
     if cls.__name__ != failure.error:
         error.fields["error"] = failure.error
     if isinstance(error, Overloaded):
-        error.retry_after_s = _retry_after_s(failure.fields.get("retry_after_s"))
+        told = str(failure.fields.get("retry_after_s", ""))
+        error.retry_after_s = float(told) if _is_seconds(told) else DEFAULT_RETRY_AFTER_S
         error.fields["retry_after_s"] = error.retry_after_s
     return error
 
 
-def _retry_after_s(text: object) -> float:
+def _is_seconds(text: str) -> bool:
     try:
-        value = float(str(text))
+        return 0 <= float(text) < math.inf
     except ValueError:
-        return DEFAULT_RETRY_AFTER_S
-    return value if math.isfinite(value) and value >= 0 else DEFAULT_RETRY_AFTER_S
+        return False
 
 
 def primary(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
+from pdserve.errors import InvalidRequest
+
 
 class Random(Protocol):
     """The port for randomness: `random.Random` with a seed in simulations, the system's source in production.
@@ -39,6 +41,11 @@ class WorkerRef:
 
     id: str
     epoch: Epoch
+
+    def check(self) -> None:
+        """Of one that came from another process: raises InvalidRequest."""
+        if not self.id:
+            raise InvalidRequest("a worker must be named by id and epoch", field="id")
 
     def __str__(self) -> str:
         return f"{self.id}@{self.epoch}"

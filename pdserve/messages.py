@@ -3,16 +3,34 @@
 `pdserve.rpc.convert` turns them into protobuf and back; the in-memory session passes them as they are. A handle
 (64 bit, drawn by the router, never reused) names one (request, choice, attempt). Positions are indices into the
 sequence's ids, prompt included. Durations are seconds of the sender's clock; no timestamp crosses the wire.
+
+`check` methods, and the functions in `Annotated`, are asked about each message that comes from another process.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
-from pdserve.errors import Failure
+from pdserve.errors import Failure, InvalidRequest
 from pdserve.ids import WorkerRef
 from pdserve.sampling import FinishReason, SampleKey
+
+
+def _not_zero(name: str, value: int) -> None:
+    if value == 0:
+        raise InvalidRequest("a handle or lease id must not be 0", field=name)
+
+
+def _finite_seconds(name: str, value: float) -> None:
+    if not math.isfinite(value) or value < 0:
+        raise InvalidRequest("want finite seconds, 0 or more", field=name, value=value)
+
+
+Handle = Annotated[int, _not_zero]
+Seconds = Annotated[float, _finite_seconds]
 
 
 class Role(Enum):
@@ -74,39 +92,57 @@ class StartPrefill:
     token_ids may hold replayed tokens behind the prompt; num_skip_blocks leading blocks are at D already.
     """
 
-    handle: int
+    handle: Handle
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
     key: SampleKey
-    deadline_left_s: float
+    deadline_left_s: Seconds
     num_strikes: int
-    lease_id: int
+    lease_id: Handle
     decode_worker: WorkerRef
     num_skip_blocks: int
     cache_salt: str = ""
+
+    def check(self) -> None:
+        """Raises InvalidRequest."""
+        _check_tokens(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDecode:
     """Grant blocks for token_ids, whose KV `source` will offer; or, without a source, prefill them here."""
 
-    handle: int
+    handle: Handle
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
     key: SampleKey
-    deadline_left_s: float
+    deadline_left_s: Seconds
     num_strikes: int
     source: WorkerRef | None
     priority: int = 0
-    age_s: float = 0.0
+    age_s: Seconds = 0.0
     cache_salt: str = ""
+
+    def check(self) -> None:
+        """Raises InvalidRequest."""
+        _check_tokens(self)
+
+
+def _check_tokens(start: StartPrefill | StartDecode) -> None:
+    if not 1 <= start.num_prompt_tokens <= len(start.token_ids):
+        raise InvalidRequest(
+            "want 1 <= num_prompt_tokens <= number of token ids",
+            field="num_prompt_tokens",
+            value=start.num_prompt_tokens,
+            num_token_ids=len(start.token_ids),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
     """End the attempt of this handle, whatever its state; unknown handles are no error."""
 
-    handle: int
+    handle: Handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +234,13 @@ class Hello:
     tp_rank: int = 0
     tp_size: int = 1
 
+    def check(self) -> None:
+        """Raises InvalidRequest."""
+        if not 0 <= self.tp_rank < self.tp_size:
+            raise InvalidRequest(
+                "want tp_rank < tp_size", field="tp_rank", value=self.tp_rank, tp_size=self.tp_size
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -255,7 +298,7 @@ class Granted:
     lease_id  0 = none: it prefills for itself
     """
 
-    handle: int
+    handle: Handle
     lease_id: int
     num_cached_blocks: int
 
@@ -264,7 +307,7 @@ class Granted:
 class Waiting:
     """The decode worker keeps the request in its list, at this place (0 = next)."""
 
-    handle: int
+    handle: Handle
     place: int
 
 
@@ -272,7 +315,7 @@ class Waiting:
 class Refused:
     """The worker never started this attempt."""
 
-    handle: int
+    handle: Handle
     failure: Failure
 
 
@@ -280,7 +323,7 @@ class Refused:
 class Progress:
     """Phase and amount (tokens prefilled, blocks pulled, tokens decoded) of an attempt."""
 
-    handle: int
+    handle: Handle
     phase: Phase
     amount: int
 
@@ -289,7 +332,7 @@ class Progress:
 class FirstToken:
     """The prefill worker sampled the first token; with `reason` it ends the request and nothing is handed off."""
 
-    handle: int
+    handle: Handle
     token_id: int
     logprobs: TokenLogprobs | None
     reason: FinishReason | None
@@ -308,7 +351,7 @@ class FirstToken:
 class PromptLogprobs:
     """Log probabilities of prompt tokens from `first_position` on."""
 
-    handle: int
+    handle: Handle
     first_position: int
     tokens: tuple[TokenLogprobs, ...]
 
@@ -317,7 +360,7 @@ class PromptLogprobs:
 class Started:
     """The decode worker's verdict: the hand-off happened (or its own prefill is done) and the sequence runs."""
 
-    handle: int
+    handle: Handle
     first_token: int
     logprobs: TokenLogprobs | None
     num_cached_tokens: int
@@ -338,11 +381,21 @@ class StepTokens:
     energy_j  of decoding it, from the start of the attempt to here; None: the machine can't tell
     """
 
-    handle: int
+    handle: Handle
     first_position: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     energy_j: float | None = None
+
+    def check(self) -> None:
+        """Raises InvalidRequest."""
+        if not self.token_ids or (self.logprobs and len(self.logprobs) != len(self.token_ids)):
+            raise InvalidRequest(
+                "want at least one token and logprobs for none or each",
+                field="token_ids",
+                num_tokens=len(self.token_ids),
+                num_logprobs=len(self.logprobs),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +409,7 @@ class Step:
 class Finished:
     """The decode worker ended the sequence normally; num_tokens is the final length of its ids."""
 
-    handle: int
+    handle: Handle
     reason: FinishReason
     num_tokens: int
     decode_queue_s: float = 0.0
@@ -368,7 +421,7 @@ class Finished:
 class Failed:
     """The attempt ended here by an error of the taxonomy."""
 
-    handle: int
+    handle: Handle
     failure: Failure
 
 

@@ -25,7 +25,7 @@ from pdserve.response import (
 from pdserve.rpc.made import made
 from pdserve.rpc.params import params_to
 from pdserve.rpc.v1 import inference_pb2 as pb
-from pdserve.rpc.values import REASON_NUMBERS, reason_from
+from pdserve.rpc.values import REASONS
 from pdserve.sampling import FinishReason, SamplingParams
 from pdserve.sampling_checks import checked_ids, checked_params
 
@@ -227,7 +227,7 @@ def _resume_from(
                 limit=sampling.max_tokens,
                 value=len(each.token_ids),
             )
-        reason = reason_from(each.finish_reason) if each.HasField("finish_reason") else None
+        reason = REASONS.read(each.finish_reason) if each.HasField("finish_reason") else None
         choices.append(ResumeChoice(checked_ids(each.token_ids, "resume.token_ids", vocab_size), reason))
     choices += [ResumeChoice()] * (n - len(choices))
     return Resume(msg.seed, tuple(choices))
@@ -238,7 +238,7 @@ def _resume_to(resume: Resume) -> pb.Resume:
         made(
             pb.ResumeChoice,
             token_ids=each.token_ids,
-            finish_reason=None if each.finish_reason is None else REASON_NUMBERS[each.finish_reason],
+            finish_reason=None if each.finish_reason is None else REASONS.write(each.finish_reason),
         )
         for each in resume.choices
     ]

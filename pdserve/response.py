@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Self
 
-from pdserve.errors import InvalidRequest
 from pdserve.messages import TokenLogprobs
+from pdserve.rpc.codec import OneOf
 from pdserve.rpc.v1 import inference_pb2 as pb
-from pdserve.rpc.values import REASON_NUMBERS, all_logprobs_from, all_logprobs_to, reason_from
 from pdserve.sampling import FinishReason
 
 
@@ -23,29 +20,6 @@ class Started:
     num_cached_tokens: int
     prompt_token_ids: tuple[int, ...]
     model: str
-
-    @classmethod
-    def from_proto(cls, msg: pb.Started) -> Self:
-        """The client's side."""
-        return cls(
-            request_id=msg.request_id,
-            seed=msg.seed,
-            num_prompt_tokens=msg.num_prompt_tokens,
-            num_cached_tokens=msg.num_cached_tokens,
-            prompt_token_ids=tuple(msg.prompt_token_ids),
-            model=msg.model,
-        )
-
-    def to_proto(self) -> pb.Started:
-        """The router's side."""
-        return pb.Started(
-            request_id=self.request_id,
-            seed=self.seed,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_tokens,
-            prompt_token_ids=self.prompt_token_ids,
-            model=self.model,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,25 +35,6 @@ class Prompt:
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
 
-    @classmethod
-    def from_proto(cls, msg: pb.Prompt) -> Self:
-        """The client's side."""
-        return cls(
-            first_index=msg.first_index,
-            token_ids=tuple(msg.token_ids),
-            text=msg.text,
-            logprobs=all_logprobs_from(msg.logprobs),
-        )
-
-    def to_proto(self) -> pb.Prompt:
-        """The router's side."""
-        return pb.Prompt(
-            first_index=self.first_index,
-            token_ids=self.token_ids,
-            text=self.text,
-            logprobs=all_logprobs_to(self.logprobs),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
@@ -94,27 +49,6 @@ class Tokens:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
-
-    @classmethod
-    def from_proto(cls, msg: pb.Tokens) -> Self:
-        """The client's side."""
-        return cls(
-            choice=msg.choice,
-            first_index=msg.first_index,
-            token_ids=tuple(msg.token_ids),
-            text=msg.text,
-            logprobs=all_logprobs_from(msg.logprobs),
-        )
-
-    def to_proto(self) -> pb.Tokens:
-        """The router's side."""
-        return pb.Tokens(
-            choice=self.choice,
-            first_index=self.first_index,
-            token_ids=self.token_ids,
-            text=self.text,
-            logprobs=all_logprobs_to(self.logprobs),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,12 +83,22 @@ class Timings:
     total_ms: float = 0.0
 
 
-_TIMINGS = tuple(field.name for field in dataclasses.fields(Timings))
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """Joules of one choice; None where the machine can't tell, and no Energy at all if it can tell neither."""
+
+    prefill_j: float | None = None
+    decode_j: float | None = None
+
+
+def known_energy(prefill_j: float | None, decode_j: float | None) -> Energy | None:
+    """Of what is known."""
+    return None if prefill_j is None and decode_j is None else Energy(prefill_j, decode_j)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The normal end of one choice. `energy_j` values are None where the machine can't tell."""
+    """The normal end of one choice."""
 
     choice: int
     reason: FinishReason
@@ -165,79 +109,12 @@ class Finished:
     decode_worker: str = ""
     kv_bytes: int = 0
     transport: str = ""
-    prefill_energy_j: float | None = None
-    decode_energy_j: float | None = None
-
-    @classmethod
-    def from_proto(cls, msg: pb.Finished) -> Self:
-        """The client's side. Raises InvalidRequest for an unspecified reason."""
-        energy = msg.energy
-        return cls(
-            choice=msg.choice,
-            reason=reason_from(msg.reason),
-            usage=Usage(
-                num_prompt_tokens=msg.usage.num_prompt_tokens,
-                num_cached_tokens=msg.usage.num_cached_tokens,
-                num_completion_tokens=msg.usage.num_completion_tokens,
-            ),
-            timings=Timings(**{name: getattr(msg.timings, name) for name in _TIMINGS}),
-            num_attempts=msg.num_attempts,
-            prefill_worker=msg.prefill_worker,
-            decode_worker=msg.decode_worker,
-            kv_bytes=msg.kv_bytes,
-            transport=msg.transport,
-            prefill_energy_j=energy.prefill_j if energy.HasField("prefill_j") else None,
-            decode_energy_j=energy.decode_j if energy.HasField("decode_j") else None,
-        )
-
-    def to_proto(self) -> pb.Finished:
-        """The router's side; energy is absent if neither part is known."""
-        known = self.prefill_energy_j is not None or self.decode_energy_j is not None
-        energy = pb.Energy(prefill_j=self.prefill_energy_j, decode_j=self.decode_energy_j) if known else None
-        return pb.Finished(
-            choice=self.choice,
-            reason=REASON_NUMBERS[self.reason],
-            usage=pb.Usage(
-                num_prompt_tokens=self.usage.num_prompt_tokens,
-                num_cached_tokens=self.usage.num_cached_tokens,
-                num_completion_tokens=self.usage.num_completion_tokens,
-            ),
-            timings=pb.Timings(**{name: getattr(self.timings, name) for name in _TIMINGS}),
-            num_attempts=self.num_attempts,
-            prefill_worker=self.prefill_worker,
-            decode_worker=self.decode_worker,
-            kv_bytes=self.kv_bytes,
-            transport=self.transport,
-            energy=energy,
-        )
+    energy: Energy | None = None
 
 
 Event = Started | Prompt | Tokens | Finished
 
-
-def event_to_proto(event: Event) -> pb.GenerateResponse:
-    """One message of the stream."""
-    match event:
-        case Tokens():
-            return pb.GenerateResponse(tokens=event.to_proto())
-        case Started():
-            return pb.GenerateResponse(started=event.to_proto())
-        case Finished():
-            return pb.GenerateResponse(finished=event.to_proto())
-        case Prompt():
-            return pb.GenerateResponse(prompt=event.to_proto())
-
-
-def event_from_proto(msg: pb.GenerateResponse) -> Event:
-    """Raises InvalidRequest for an empty message, or one of a later version."""
-    match msg.WhichOneof("event"):
-        case "tokens":
-            return Tokens.from_proto(msg.tokens)
-        case "started":
-            return Started.from_proto(msg.started)
-        case "finished":
-            return Finished.from_proto(msg.finished)
-        case "prompt":
-            return Prompt.from_proto(msg.prompt)
-        case _:
-            raise InvalidRequest("an empty event, or one of a later version, came from the router")
+_events: OneOf[Event] = OneOf(Event, pb.GenerateResponse)
+event_to_proto = _events.write
+event_from_proto = _events.read
+"""None for an event of a later version. Raises InvalidRequest."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from pdserve.rpc.v1 import admin_pb2 as pb
 from pdserve.rpc.v1 import admin_pb2_grpc
-from pdserve.rpc.values import role_from
+from pdserve.rpc.values import ROLES
 from pdserve.service.admission import RouterGuard
 from router.operators import Operators
 
@@ -20,7 +20,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Any) -> pb.SetRoleResponse:  # noqa: N802
         await self._guard.admit(context)
-        self._operators.set_role(request.worker_id, role_from(request.role), force=request.force)
+        self._operators.set_role(request.worker_id, ROLES.read(request.role), force=request.force)
         return pb.SetRoleResponse()
 
     async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Any) -> pb.DrainWorkerResponse:  # noqa: N802

@@ -14,6 +14,7 @@ from pdserve.messages import Finished as DecodeFinished
 from pdserve.messages import FirstToken, TokenLogprobs
 from pdserve.messages import Started as DecodeStarted
 from pdserve.request import Finished, ResumeChoice, Tokens, Usage
+from pdserve.response import known_energy
 from pdserve.sampling import FinishReason, SampleKey
 from pdserve.token_matcher import TokenMatcher, finish_by
 from router.attempt_contract import AttemptFacts
@@ -263,6 +264,5 @@ class Choice:
             decode_worker=self.decode_worker,
             kv_bytes=self.kv_bytes,
             transport=self.transport,
-            prefill_energy_j=self._prefill_energy_j,
-            decode_energy_j=self._decode_energy.total_j,
+            energy=known_energy(self._prefill_energy_j, self._decode_energy.total_j),
         )

@@ -9,6 +9,7 @@ from pdserve.errors import InvalidRequest, RequestCancelled
 from pdserve.request import Chat, GenerateRequest, chat_from_proto, event_to_proto
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
+from pdserve.status import CLUSTER_STATUS, MODEL_INFO
 from router.app import RouterApp
 
 
@@ -51,10 +52,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return pb.DetokenizeResponse(text=await self._app.detokenize(tuple(request.token_ids)))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
-        return (await self._app.model()).to_proto()
+        return MODEL_INFO.write(await self._app.model())
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802
-        return self._app.status(explain=request.explain).to_proto()
+        return CLUSTER_STATUS.write(self._app.status(explain=request.explain))
 
 
 class _Stall:

@@ -88,9 +88,7 @@ def _candidates(verdicts: tuple[Verdict, ...]) -> tuple[CandidateStatus, ...]:
             decode_worker=each.decode,
             chosen=each.chosen,
             reason="" if each.chosen else each.reason,
-            cost_ms=()
-            if each.cost is None
-            else tuple((name, part_s * 1e3) for name, part_s in each.cost.parts),
+            cost=() if each.cost is None else tuple((name, part_s * 1e3) for name, part_s in each.cost.parts),
         )
         for each in verdicts
     )

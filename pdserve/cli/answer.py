@@ -124,10 +124,9 @@ class _Choice:
             "kv_bytes": finished.kv_bytes,
             "transport": finished.transport,
         }
-        energy = {"prefill_j": finished.prefill_energy_j, "decode_j": finished.decode_energy_j}
-        known = {name: joules for name, joules in energy.items() if joules is not None}
-        if known:
-            found["energy"] = known
+        if finished.energy is not None:
+            energy = dataclasses.asdict(finished.energy)
+            found["energy"] = {name: joules for name, joules in energy.items() if joules is not None}
         return found
 
 

@@ -107,7 +107,7 @@ def placement_to_json(placement: PlacementStatus) -> dict[str, Any]:
                 "decode_worker": each.decode_worker,
                 "chosen": each.chosen,
                 "reason": each.reason,
-                "cost_ms": {name: round(ms, 3) for name, ms in each.cost_ms},
+                "cost_ms": {name: round(ms, 3) for name, ms in each.cost},
             }
             for each in placement.candidates
         ],
@@ -122,8 +122,8 @@ def explain_lines(status: ClusterStatus) -> list[str]:
         lines.append(f"{each.request_id} choice {each.choice}, {what}, {each.age_s:.1f} s ago")
         for candidate in each.candidates:
             pair = f"{candidate.prefill_worker or 'alone'} > {candidate.decode_worker}"
-            parts = " + ".join(f"{name} {ms:.1f}" for name, ms in candidate.cost_ms if ms)
-            total = f"{sum(ms for _, ms in candidate.cost_ms):.1f} = {parts}" if parts else "–"
+            parts = " + ".join(f"{name} {ms:.1f}" for name, ms in candidate.cost if ms)
+            total = f"{sum(ms for _, ms in candidate.cost):.1f} = {parts}" if parts else "–"
             lines.append(
                 f"  {'*' if candidate.chosen else ' '} {pair}: {total}: {candidate.reason or 'chosen'}"
             )

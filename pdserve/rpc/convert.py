@@ -1,63 +1,65 @@
-"""Session messages and cache events to protobuf and back: protobuf objects stop here."""
+"""Session messages and cache events to protobuf and back: protobuf objects stop here.
+
+The rules are codec.py's. What a message of a later version holds and this one doesn't know is not read: a reader
+gives None for a kind that it doesn't know.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from pdserve import messages as m
 from pdserve.errors import InvalidRequest
 from pdserve.ids import WorkerRef
-from pdserve.messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
-from pdserve.rpc.down import from_proto as down_from_proto
-from pdserve.rpc.down import to_proto as down_to_proto
-from pdserve.rpc.up import from_proto as up_from_proto
-from pdserve.rpc.up import to_proto as up_to_proto
+from pdserve.rpc.codec import OneOf, Plan, Plans, compile_plan
+from pdserve.rpc.params import params_from, params_to
 from pdserve.rpc.v1 import session_pb2 as pb
-from pdserve.rpc.values import hashes_from, worker_from, worker_to
+from pdserve.sampling import SampleKey, SamplingParams
 
-__all__ = [
-    "cache_event_from_proto",
-    "cache_event_to_proto",
-    "cache_opening_from_proto",
-    "cache_opening_to_proto",
-    "down_from_proto",
-    "down_to_proto",
-    "up_from_proto",
-    "up_to_proto",
-]
+_RESOLVED = ("temperature", "top_k", "top_p", "max_tokens")
+
+_key = compile_plan(
+    SampleKey, pb.Sampling, {SamplingParams: Plan(params_to, params_from)}, beside=("max_tokens",)
+)
+_opening = compile_plan(WorkerRef, pb.WorkerRef)
+
+
+def _key_to(key: SampleKey) -> pb.Sampling:
+    """`max_tokens` travels resolved, in the parameters; it is set even where the request left it open."""
+    msg: pb.Sampling = _key.write(key)
+    msg.params.max_tokens = key.max_tokens
+    return msg
+
+
+def _key_from(msg: pb.Sampling) -> SampleKey:
+    is_set: Callable[[Any], bool] = msg.params.HasField  # by a name that isn't a literal
+    for name in _RESOLVED:
+        if not is_set(name):
+            raise InvalidRequest("sampling between router and worker must be resolved", missing=name)
+    key = _key.read(msg, max_tokens=msg.params.max_tokens)
+    if not all(key.bad_word_ids):
+        raise InvalidRequest("a bad word without ids forbids nothing", field="bad_word_ids")
+    return key
+
+
+_own: Plans = {SampleKey: Plan(_key_to, _key_from)}
+_up: OneOf[m.Up] = OneOf(m.Up, pb.Up)
+_down: OneOf[m.Down] = OneOf(m.Down, pb.Down, _own)
+_cache_event: OneOf[m.CacheEvent] = OneOf(m.CacheEvent, pb.CacheEvent)
+
+up_to_proto, up_from_proto = _up.write, _up.read
+down_to_proto, down_from_proto = _down.write, _down.read
+cache_event_to_proto, cache_event_from_proto = _cache_event.write, _cache_event.read
 
 
 def cache_opening_to_proto(worker: WorkerRef) -> pb.CacheEvent:
     """The first message of a CacheEvents stream: it names the worker and carries no event."""
-    return pb.CacheEvent(worker=worker_to(worker))
+    return pb.CacheEvent(worker=_opening.write(worker))
 
 
 def cache_opening_from_proto(msg: pb.CacheEvent) -> WorkerRef:
     """Raises InvalidRequest if the stream doesn't begin by naming its worker."""
     if not msg.HasField("worker"):
-        raise InvalidRequest("the first cache event must name its worker")
-    return worker_from(msg.worker)
-
-
-def cache_event_to_proto(event: CacheEvent) -> pb.CacheEvent:
-    """The protobuf form of one event."""
-    joined = b"".join(event.hashes)
-    match event:
-        case BlocksStored():
-            return pb.CacheEvent(sequence=event.sequence, stored=pb.BlocksStored(hashes=joined))
-        case BlocksRemoved():
-            return pb.CacheEvent(sequence=event.sequence, removed=pb.BlocksRemoved(hashes=joined))
-        case SnapshotPart():
-            part = pb.SnapshotPart(hashes=joined, first=event.first, last=event.last)
-            return pb.CacheEvent(sequence=event.sequence, snapshot=part)
-
-
-def cache_event_from_proto(msg: pb.CacheEvent) -> CacheEvent:
-    """Raises InvalidRequest if the message holds no event, or hashes of another length."""
-    match msg.WhichOneof("event"):
-        case "stored":
-            return BlocksStored(msg.sequence, hashes_from(msg.stored.hashes))
-        case "removed":
-            return BlocksRemoved(msg.sequence, hashes_from(msg.removed.hashes))
-        case "snapshot":
-            part = msg.snapshot
-            return SnapshotPart(msg.sequence, hashes_from(part.hashes), part.first, part.last)
-        case _:
-            raise InvalidRequest("an empty cache event, or one of a later version", sequence=msg.sequence)
+        raise InvalidRequest("the first cache event must name its worker", field="worker")
+    return _opening.read(msg.worker)

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import grpc.aio
 import structlog
 
-from pdserve.errors import Incompatible, PdserveError
+from pdserve.errors import Incompatible, InvalidRequest, PdserveError
 from pdserve.service.inbox import Inbox
 from pdserve.service.outbox import DEFAULT_LIMIT, Outbox
 from pdserve.service.rpc import EOF
@@ -34,7 +34,7 @@ class GrpcStream(Generic[S, R]):
         self,
         peer: str,
         encode: Callable[[S], Any],
-        decode: Callable[[Any], R],
+        decode: Callable[[Any], R | None],
         outbox_limit: int = DEFAULT_LIMIT,
     ) -> None:
         self._peer = peer
@@ -125,7 +125,10 @@ class GrpcStream(Generic[S, R]):
                 if msg is EOF:
                     self.end("ended by the other side")
                     return
-                self._inbox.put(self._decode(msg))
+                message = self._decode(msg)
+                if message is None:
+                    raise InvalidRequest("an empty message, or one of a later version", peer=self._peer)
+                self._inbox.put(message)
         except grpc.aio.AioRpcError as error:
             told = error_of(error, self._peer)
             self.end(error.details() or error.code().name, told if isinstance(told, Incompatible) else None)

@@ -63,8 +63,7 @@ _answers: dict[type, st.SearchStrategy[Any]] = {
         decode_worker=s.texts,
         kv_bytes=s.u64,
         transport=s.texts,
-        prefill_energy_j=st.none() | s.seconds,
-        decode_energy_j=st.none() | s.seconds,
+        energy=st.none() | st.builds(response.Energy, st.none() | s.seconds, st.none() | s.seconds),
     ),
 }
 _worker_status = st.builds(
@@ -90,7 +89,7 @@ _candidates = st.builds(
     decode_worker=s.texts,
     chosen=s.flags,
     reason=s.texts,
-    cost_ms=st.lists(st.tuples(s.texts, s.seconds), max_size=3).map(tuple),
+    cost=st.lists(st.tuples(s.texts, s.seconds), max_size=3).map(tuple),
 )
 _statuses = st.builds(
     status.ClusterStatus,

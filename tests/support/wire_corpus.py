@@ -67,8 +67,8 @@ WIRES: dict[str, Wire] = {
     "cache": _protobuf(spb.CacheEvent, convert.cache_event_to_proto, convert.cache_event_from_proto),
     "opening": _protobuf(spb.CacheEvent, convert.cache_opening_to_proto, convert.cache_opening_from_proto),
     "answer": _protobuf(ipb.GenerateResponse, response.event_to_proto, response.event_from_proto),
-    "model": _protobuf(ipb.GetModelResponse, lambda info: info.to_proto(), status.ModelInfo.from_proto),
-    "status": _protobuf(ipb.GetStatusResponse, lambda each: each.to_proto(), status.ClusterStatus.from_proto),
+    "model": _protobuf(ipb.GetModelResponse, status.MODEL_INFO.write, status.MODEL_INFO.read),
+    "status": _protobuf(ipb.GetStatusResponse, status.CLUSTER_STATUS.write, status.CLUSTER_STATUS.read),
     "link": Wire(_write_frame, _read_frame),
 }
 

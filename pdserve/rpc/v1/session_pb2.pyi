@@ -242,7 +242,7 @@ class StartPrefill(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     DEADLINE_LEFT_S_FIELD_NUMBER: _builtins.int
     NUM_STRIKES_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
@@ -259,7 +259,7 @@ class StartPrefill(_message.Message):
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def sampling(self) -> Global___Sampling: ...
+    def key(self) -> Global___Sampling: ...
     @_builtins.property
     def decode_worker(self) -> Global___WorkerRef: ...
     def __init__(
@@ -268,7 +268,7 @@ class StartPrefill(_message.Message):
         handle: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_prompt_tokens: _builtins.int = ...,
-        sampling: Global___Sampling | None = ...,
+        key: Global___Sampling | None = ...,
         deadline_left_s: _builtins.float = ...,
         num_strikes: _builtins.int = ...,
         lease_id: _builtins.int = ...,
@@ -276,9 +276,9 @@ class StartPrefill(_message.Message):
         num_skip_blocks: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "deadline_left_s", b"deadline_left_s", "decode_worker", b"decode_worker", "handle", b"handle", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "num_skip_blocks", b"num_skip_blocks", "num_strikes", b"num_strikes", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "deadline_left_s", b"deadline_left_s", "decode_worker", b"decode_worker", "handle", b"handle", "key", b"key", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "num_skip_blocks", b"num_skip_blocks", "num_strikes", b"num_strikes", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -291,7 +291,7 @@ class StartDecode(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     DEADLINE_LEFT_S_FIELD_NUMBER: _builtins.int
     NUM_STRIKES_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
@@ -309,7 +309,7 @@ class StartDecode(_message.Message):
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def sampling(self) -> Global___Sampling: ...
+    def key(self) -> Global___Sampling: ...
     @_builtins.property
     def source(self) -> Global___WorkerRef:
         """absent = prefill here"""
@@ -320,7 +320,7 @@ class StartDecode(_message.Message):
         handle: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_prompt_tokens: _builtins.int = ...,
-        sampling: Global___Sampling | None = ...,
+        key: Global___Sampling | None = ...,
         deadline_left_s: _builtins.float = ...,
         num_strikes: _builtins.int = ...,
         source: Global___WorkerRef | None = ...,
@@ -328,9 +328,9 @@ class StartDecode(_message.Message):
         age_s: _builtins.float = ...,
         cache_salt: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "cache_salt", b"cache_salt", "deadline_left_s", b"deadline_left_s", "handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "num_strikes", b"num_strikes", "priority", b"priority", "sampling", b"sampling", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "cache_salt", b"cache_salt", "deadline_left_s", b"deadline_left_s", "handle", b"handle", "key", b"key", "num_prompt_tokens", b"num_prompt_tokens", "num_strikes", b"num_strikes", "priority", b"priority", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

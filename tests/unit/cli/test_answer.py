@@ -7,7 +7,7 @@ import pytest
 from pdserve.cli.answer import Answer
 from pdserve.errors import InvariantViolated
 from pdserve.messages import TokenLogprobs
-from pdserve.response import Event, Finished, Prompt, Started, Timings, Tokens, Usage
+from pdserve.response import Energy, Event, Finished, Prompt, Started, Timings, Tokens, Usage
 from pdserve.sampling import FinishReason
 
 STARTED = Started(
@@ -21,14 +21,14 @@ def tokens(choice: int, first: int, *texts: str, logprobs: bool = False) -> Toke
     return Tokens(choice=choice, first_index=first, token_ids=ids, text="".join(texts), logprobs=given)
 
 
-def finished(choice: int, **energy: float) -> Finished:
+def finished(choice: int, energy: Energy | None = None) -> Finished:
     return Finished(
         choice=choice,
         reason=FinishReason.EOS,
         usage=Usage(num_prompt_tokens=2, num_cached_tokens=0, num_completion_tokens=2),
         timings=Timings(),
         num_attempts=1,
-        **energy,  # type: ignore[arg-type]
+        energy=energy,
     )
 
 
@@ -65,7 +65,7 @@ def test_json_of_everything() -> None:
     prompt = Prompt(first_index=0, token_ids=(5, 6), text="Say", logprobs=(TokenLogprobs(-2.0),))
     shown(
         answer, STARTED, prompt, tokens(1, 0, "b"), tokens(0, 0, "a", logprobs=True), finished(1),
-        finished(0, prefill_energy_j=2.5),
+        finished(0, Energy(prefill_j=2.5)),
     )  # fmt: skip
     found = answer.to_json()
     assert found["prompt_text"] == "Say"

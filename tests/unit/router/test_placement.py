@@ -27,7 +27,7 @@ from pdserve.messages import (
 )
 from pdserve.sampling import FinishReason
 from pdserve.service.config import Config, LogConfig, RouterConfig
-from pdserve.status import ClusterStatus
+from pdserve.status import CLUSTER_STATUS
 from router.explain import NUM_KEPT
 from router.pairs import rank_decodes
 from tests.unit.router.scripted import Cluster, config, hello, load, virtual
@@ -374,11 +374,11 @@ async def test_placements_are_told_with_the_status_if_asked_for_and_so_is_why_on
         waits = cluster.generate("hello", request_id="waits")
         await cluster.settle(0.25)
         assert not cluster.app.status().placements
-        told = ClusterStatus.from_proto(cluster.app.status(explain=True).to_proto()).placements
+        told = CLUSTER_STATUS.read(CLUSTER_STATUS.write(cluster.app.status(explain=True))).placements
         assert [(each.request_id, each.attempt) for each in told] == [("placed", 1), ("waits", 0)]
         (won,), (fell,) = told[0].candidates, told[1].candidates
         assert won.chosen and (won.prefill_worker, won.decode_worker) == ("p0", "d0")
-        assert [name for name, _ in won.cost_ms] == [
+        assert [name for name, _ in won.cost] == [
             "queue",
             "prefill",
             "trip",
@@ -386,7 +386,7 @@ async def test_placements_are_told_with_the_status_if_asked_for_and_so_is_why_on
             "decode",
             "history",
         ]
-        assert not fell.chosen and fell.reason == "no credit of p0" and not fell.cost_ms
+        assert not fell.chosen and fell.reason == "no credit of p0" and not fell.cost
         assert 0.2 < told[1].age_s < 0.3
         placed.generation.close()
         waits.generation.close()

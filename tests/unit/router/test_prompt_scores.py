@@ -18,6 +18,7 @@ from pdserve.messages import (
 from pdserve.request import Finished as RequestFinished
 from pdserve.request import Prompt, Tokens
 from pdserve.request import Started as RequestStarted
+from pdserve.response import Energy
 from pdserve.sampling import FinishReason
 from tests.unit.router.conversation import A, B, until_prefill
 from tests.unit.router.scripted import Client, Cluster, ScriptedWorker, virtual
@@ -221,8 +222,7 @@ async def test_energy_adds_up_over_attempts_and_is_absent_where_nobody_can_tell(
             )
         )  # fmt: skip
         await client.end()
-        assert client.finished().prefill_energy_j == 7.0
-        assert client.finished().decode_energy_j == 0.5
+        assert client.finished().energy == Energy(prefill_j=7.0, decode_j=0.5)
     async with Cluster() as cluster:
         p, d = await cluster.pair()
         client, start, prefill = await until_prefill(cluster, p, d, max_tokens=2)
@@ -231,5 +231,4 @@ async def test_energy_adds_up_over_attempts_and_is_absent_where_nobody_can_tell(
         d.say(Step((StepTokens(start.handle, 6, (B,)),)))
         d.say(Finished(handle=start.handle, reason=FinishReason.LENGTH, num_tokens=7))
         await client.end()
-        assert client.finished().prefill_energy_j is None
-        assert client.finished().decode_energy_j is None
+        assert client.finished().energy is None
