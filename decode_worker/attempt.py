@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from pdserve.engine.sequence import Sequence, SequenceState
+from pdserve.engine.sequence import SequenceState
 from pdserve.ids import WorkerRef
 from pdserve.messages import Phase
+from pdserve.worker.attempt import Attempt
 
 
 class DecodeState(Enum):
@@ -22,25 +23,19 @@ class DecodeState(Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True, eq=False)
-class DecodeAttempt:
-    """Engine owner only. Times are the worker's clock.
+@dataclass(slots=True, eq=False, kw_only=True)
+class DecodeAttempt(Attempt[DecodeState]):
+    """Engine owner only.
 
     since_s      when this choice first asked for blocks anywhere here: its age in the waiting list
     last_place   the place in the waiting list that the router was told
     """
 
-    handle: int
-    session_id: int
-    seq: Sequence
     source: WorkerRef | None
     priority: int
     since_s: float
-    received_s: float
     serial: int
     state: DecodeState = DecodeState.WAITING
-    moved_s: float = 0.0
-    slow_logged: bool = False
     last_place: int | None = None
     num_pulled: int = 0
     admitted_s: float = 0.0
@@ -48,15 +43,9 @@ class DecodeAttempt:
     decode_queue_s: float | None = None
     decode_step_s: float = 0.0
 
-    def move(self, state: DecodeState, now_s: float) -> None:
-        """Into the next state; from now on its age counts anew."""
-        self.state = state
-        self.moved_s = now_s
-        self.slow_logged = False
-
     @property
     def phase(self) -> Phase:
-        """What Progress calls it. A preempted sequence counts as such until its recomputation is over."""
+        """A preempted sequence counts as such until its recomputation is over."""
         if self.state is DecodeState.WAITING:
             return Phase.QUEUED
         if self.state is DecodeState.GRANTED:
@@ -69,10 +58,17 @@ class DecodeAttempt:
 
     @property
     def amount(self) -> int:
-        """The amount of its phase."""
         phase = self.phase
         if phase is Phase.PULLING:
             return self.num_pulled
         if phase is Phase.PREFILLING:
             return self.seq.num_computed
         return self.seq.num_generated if phase is Phase.RUNNING else 0
+
+    @property
+    def peer(self) -> str:
+        return str(self.source)
+
+    @property
+    def may_last(self) -> bool:
+        return self.state is DecodeState.ACTIVE

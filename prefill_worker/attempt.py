@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from pdserve.engine.sequence import Sequence
 from pdserve.messages import Phase
+from pdserve.worker.attempt import Attempt
 from prefill_worker.offering import Lease
 
 
@@ -24,28 +24,28 @@ class PrefillState(Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True, eq=False)
-class PrefillAttempt:
-    """Engine owner only. Times are the worker's clock."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class PrefillAttempt(Attempt[PrefillState]):
+    """Engine owner only."""
 
-    handle: int
-    session_id: int
-    seq: Sequence
     lease: Lease
     num_tokens: int
-    received_s: float
     state: PrefillState = PrefillState.QUEUED
-    since_s: float = 0.0
     begun_s: float = 0.0
     holds_credit: bool = True
-    slow_logged: bool = False
 
     @property
     def phase(self) -> Phase:
         return Phase.QUEUED if self.state is PrefillState.QUEUED else Phase.PREFILLING
 
-    def move(self, state: PrefillState, now_s: float) -> None:
-        """Into the next state; from now on its age counts anew."""
-        self.state = state
-        self.since_s = now_s
-        self.slow_logged = False
+    @property
+    def amount(self) -> int:
+        return self.seq.num_computed
+
+    @property
+    def peer(self) -> str:
+        return str(self.lease.decode_worker)
+
+    @property
+    def is_ours(self) -> bool:
+        return self.state in (PrefillState.QUEUED, PrefillState.PREFILLING)

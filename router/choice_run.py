@@ -13,6 +13,7 @@ from pdserve.errors import KvCorrupt, LinkLost
 from pdserve.ids import Random, draw_id64
 from pdserve.request import GenerateRequest
 from pdserve.service.config import Config
+from pdserve.stuck import STUCK_S
 from router.admission import Admission
 from router.attempt import Attempt
 from router.attempt_contract import Order, Outcome
@@ -31,8 +32,6 @@ from router.ticket import Ticket
 from router.tries import Tries
 
 log = structlog.get_logger()
-
-STUCK_S = 5.0  # an attempt in one state for so long is logged, once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Watchdog, cache feed, metered runner, deadlines, drain: the small parts of a worker."""
+"""Watchdog, cache feed, metered runner: the small parts of a worker."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from pdserve.engine.fake_runner import FakeFaults, FakeRunner, InjectedFault
 from pdserve.engine.port import Row
 from pdserve.messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
 from pdserve.worker.cache_feed import CacheFeed, CacheReader
-from pdserve.worker.deadlines import Deadlines
-from pdserve.worker.drain import Drain
-from pdserve.worker.messages import Drained, EngineBeat, StepBegun
+from pdserve.worker.messages import EngineBeat, StepBegun
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.watchdog import Watchdog
 
@@ -185,28 +183,3 @@ class Readings:
 
     def read_j(self) -> float | None:
         return next(self._readings)
-
-
-def test_deadlines_come_due_in_order_and_once() -> None:
-    deadlines = Deadlines()
-    for handle, at_s in ((1, 3.0), (2, 1.0), (3, 2.0)):
-        deadlines.add(handle, at_s)
-    assert deadlines.next_s == 1.0
-    assert deadlines.due(2.5) == [2, 3]
-    assert deadlines.due(2.5) == []
-    assert deadlines.due(9.0) == [1] and deadlines.next_s is None
-
-
-def test_drain_asks_for_the_rest_once_and_says_drained_once() -> None:
-    said: list[object] = []
-    drain = Drain(said.append)
-    drain.note_rest(0)
-    assert said == [] and not drain.has_begun
-    drain.begin(10.0)
-    drain.begin(20.0)
-    assert drain.next_s == 10.0
-    assert [drain.limit_passes(now_s) for now_s in (9.0, 10.0, 11.0)] == [False, True, False]
-    drain.note_rest(1)
-    drain.note_rest(0)
-    drain.note_rest(0)
-    assert said == [Drained()]
