@@ -8,7 +8,7 @@ from enum import Enum
 from pdserve.engine.sequence import SequenceState
 from pdserve.ids import WorkerRef
 from pdserve.messages import Phase
-from pdserve.worker.attempt import Attempt
+from pdserve.worker.attempt import WorkerAttempt
 
 
 class DecodeState(Enum):
@@ -24,7 +24,7 @@ class DecodeState(Enum):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class DecodeAttempt(Attempt[DecodeState]):
+class DecodeAttempt(WorkerAttempt[DecodeState]):
     """Engine owner only.
 
     since_s      when this choice first asked for blocks anywhere here: its age in the waiting list

@@ -1,6 +1,6 @@
 """The session port: one ordered, two-way message stream between a worker and a router.
 
-Implementations: gRPC (`pdserve.service.grpc_session`) and in-memory (`pdserve.service.memory_session`). Both ends
+Implementations: gRPC (`pdserve.service.grpc_session`), and in simulations one inside the process. Both ends
 of a session see the same interface; a worker's end sends `Up` and receives `Down`, a router's end the reverse.
 """
 

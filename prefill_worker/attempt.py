@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pdserve.messages import Phase
-from pdserve.worker.attempt import Attempt
+from pdserve.worker.attempt import WorkerAttempt
 from prefill_worker.offering import Lease
 
 
@@ -25,7 +25,7 @@ class PrefillState(Enum):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class PrefillAttempt(Attempt[PrefillState]):
+class PrefillAttempt(WorkerAttempt[PrefillState]):
     """Engine owner only."""
 
     lease: Lease

@@ -14,7 +14,7 @@ from pdserve.engine.port import Runner
 from pdserve.ids import Random, WorkerRef
 from pdserve.owner import Driver, Post, Waiter
 from pdserve.service.config import Config
-from pdserve.worker.background import Background, at_once
+from pdserve.worker.background import Background
 from pdserve.worker.driver import OnDeath
 from pdserve.worker.role import Roles
 from pdserve.worker.sessions import Resolver, SessionDialer
@@ -56,7 +56,7 @@ class WorkerPorts:
     dialer: SessionDialer
     resolver: Resolver
     roles: Roles
-    background: Background = at_once
+    background: Background
     energy: EnergyMeter | None = None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 

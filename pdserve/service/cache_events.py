@@ -1,4 +1,4 @@
-"""Block events of a worker's prefix cache between a worker and a router: the two ends, and the in-memory stream.
+"""Block events of a worker's prefix cache between a worker and a router: the two ends.
 
 Every message has the next sequence number; a reader that finds a gap asks for a snapshot.
 """
@@ -71,37 +71,3 @@ class SourceReader:
     def close(self) -> None:
         """Idempotent."""
         self._source.close()
-
-
-class MemoryCacheEvents:
-    """A source read inside one process, each event after a drawn delay; see CacheEvents."""
-
-    def __init__(
-        self,
-        worker: WorkerRef,
-        subscribe: Subscribe,
-        schedule: Callable[[float, Callable[[], None]], object],
-        delay: Callable[[], float],
-    ) -> None:
-        self._worker = worker
-        self._reader = SourceReader(subscribe)
-        self._schedule = schedule
-        self._delay = delay
-
-    @property
-    def worker(self) -> WorkerRef:
-        return self._worker
-
-    async def receive(self) -> CacheEvent:
-        event = await self._reader.next()
-        arrived = asyncio.Event()
-        self._schedule(max(0.0, self._delay()), arrived.set)
-        await arrived.wait()
-        return event
-
-    def ask_snapshot(self) -> None:
-        self._schedule(max(0.0, self._delay()), self._reader.snapshot)
-
-    def close(self) -> None:
-        """The router is gone; idempotent."""
-        self._reader.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -44,15 +44,6 @@ class StopSignals:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
-    @property
-    def asked(self) -> bool:
-        """Whether the process has been asked to stop."""
-        return self._stop.is_set()
-
-    def ask(self) -> None:
-        """As the first signal does: for a Drain that comes by message."""
-        self._stop.set()
-
     async def wait(self) -> None:
         """Return when the process is asked to stop."""
         await self._stop.wait()
@@ -65,14 +56,3 @@ class StopSignals:
             return
         log.info("process.stop_asked", signal=name)
         self._stop.set()
-
-
-async def drained(done: Awaitable[object], drain_s: float) -> bool:
-    """Wait for a drain to complete, at most `drain_s`. False: the rest has to be ended as Draining."""
-    try:
-        async with asyncio.timeout(drain_s):
-            await done
-    except TimeoutError:
-        log.warning("process.drain_timed_out", limit_s=drain_s)
-        return False
-    return True

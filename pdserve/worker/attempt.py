@@ -14,7 +14,7 @@ State = TypeVar("State", bound=Enum)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Attempt(Generic[State]):
+class WorkerAttempt(Generic[State]):
     """Engine owner only. Times are the worker's clock.
 
     progress_s  when it came into its present state

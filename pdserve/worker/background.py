@@ -18,11 +18,6 @@ class Background(Protocol):
         ...
 
 
-def at_once(call: Callable[[], T], done: Callable[[T], None], /) -> None:
-    """Right here; for simulations."""
-    done(call())
-
-
 class ThreadBackground:
     """On a thread of its own, which lives from the first call to the end of the process."""
 

@@ -23,7 +23,7 @@ from pdserve.errors import (
 )
 from pdserve.messages import Abort, Failed, Load, Progress, Refused, StartDecode, StartPrefill, Up
 from pdserve.stuck import is_newly_stuck
-from pdserve.worker.attempt import Attempt
+from pdserve.worker.attempt import WorkerAttempt
 from pdserve.worker.messages import (
     BeginDrain,
     CoreCounts,
@@ -38,8 +38,8 @@ from pdserve.worker.role import CoreParts
 
 log = structlog.get_logger()
 
-A = TypeVar("A", bound=Attempt[Any])
-A_contra = TypeVar("A_contra", bound=Attempt[Any], contravariant=True)
+A = TypeVar("A", bound=WorkerAttempt[Any])
+A_contra = TypeVar("A_contra", bound=WorkerAttempt[Any], contravariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

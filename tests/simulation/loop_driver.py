@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 import structlog
 
@@ -12,6 +13,13 @@ from pdserve.owner import Owner, Post
 from pdserve.worker.driver import OnDeath
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
+
+
+def at_once(call: Callable[[], T], done: Callable[[T], None], /) -> None:
+    """A `Background` that does it right here."""
+    done(call())
 
 
 class DelayedInbox:

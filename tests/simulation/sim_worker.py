@@ -23,7 +23,7 @@ from pdserve.service.metrics import WorkerMetrics
 from pdserve.worker.driver import OnDeath
 from tests.simulation.broken import BreakableRunner, WatchedRunner
 from tests.simulation.links import LinkTrouble, PoolWatch, SimNetwork
-from tests.simulation.loop_driver import DelayedInbox, LoopDriver
+from tests.simulation.loop_driver import DelayedInbox, LoopDriver, at_once
 from tests.simulation.tape import Tape
 from tests.simulation.wires import FabricDialer, NamesAreAddresses, address_of
 
@@ -291,6 +291,7 @@ class SimWorker:
             dialer=FabricDialer(cluster.fabric, me, self),
             resolver=NamesAreAddresses(),
             roles=ROLES,
+            background=at_once,
             sleep=self._sleep,
         )
 

@@ -11,11 +11,11 @@ from typing import Generic, Protocol, TypeVar
 from pdserve.errors import PdserveError, WorkerLost
 from pdserve.ids import WorkerRef
 from pdserve.messages import Down, Up
-from pdserve.service.cache_events import MemoryCacheEvents, Subscribe
-from pdserve.service.memory_session import MemoryWire
+from pdserve.service.cache_events import Subscribe
 from pdserve.session import Session
 from router.app import RouterApp
 from tests.simulation.tape import Tape
+from tests.support.memory_session import MemoryCacheEvents, MemoryWire
 
 S = TypeVar("S")
 R = TypeVar("R")

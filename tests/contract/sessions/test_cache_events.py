@@ -15,9 +15,10 @@ import pytest
 from pdserve import messages as m
 from pdserve.errors import WorkerLost
 from pdserve.messages import CacheEvent
-from pdserve.service.cache_events import CacheEvents, MemoryCacheEvents
+from pdserve.service.cache_events import CacheEvents
 from tests.contract.sessions.wires import WORKER, grpc_server, make_dialer, no_session
 from tests.support.footprint import Footprint
+from tests.support.memory_session import MemoryCacheEvents
 from tests.support.waiting import until
 
 HASHES = tuple(bytes([n]) * 16 for n in range(4))

@@ -15,10 +15,10 @@ from pdserve.rpc.v1 import session_pb2_grpc
 from pdserve.service.admission import RouterGuard
 from pdserve.service.cache_events import CacheEvents
 from pdserve.service.grpc_session import GrpcDialer, WorkersServicer
-from pdserve.service.memory_session import MemoryWire
 from pdserve.service.rpc import bind, make_server
 from pdserve.session import Session
 from tests.contract.sessions.proxy import Proxy
+from tests.support.memory_session import MemoryWire
 
 WORKER = WorkerRef("w0", Epoch(7, 9))
 OUTBOX_LIMIT = 2_000

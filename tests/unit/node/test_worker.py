@@ -48,11 +48,11 @@ from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.cache_events import SourceReader, Subscribe
 from pdserve.service.config import Config, EngineConfig, WorkerConfig
 from pdserve.service.lifecycle import EXIT_OK, EXIT_SUPERSEDED, EXIT_UNSOUND
-from pdserve.service.memory_session import MemoryWire
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.session import Session
 from pdserve.worker.driver import OnDeath
-from tests.simulation.loop_driver import DelayedInbox, LoopDriver
+from tests.simulation.loop_driver import DelayedInbox, LoopDriver, at_once
+from tests.support.memory_session import MemoryWire
 from tests.support.virtual_loop import run_virtual
 
 KEY = SampleKey(params=SamplingParams(temperature=0.0), seed=0, choice=0, eos_token_ids=(256,), max_tokens=12)
@@ -144,6 +144,7 @@ class Cluster:
             dialer=self,
             resolver=self,
             roles=ROLES,
+            background=at_once,
         )
         worker = Worker(setup, ports, WorkerMetrics(), role)
         self.workers[name] = worker

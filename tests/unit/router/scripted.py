@@ -44,11 +44,11 @@ from pdserve.request import Finished as RequestFinished
 from pdserve.request import Started as RequestStarted
 from pdserve.sampling import FinishReason, SamplingParams
 from pdserve.service.config import Config, RouterConfig, TimeoutsConfig
-from pdserve.service.memory_session import MemoryWire
 from pdserve.tokenizer import Tokenizer
 from router.app import RouterApp
 from router.generation import Generation
 from router.text import InlineWork, Work
+from tests.support.memory_session import MemoryWire
 from tests.support.virtual_loop import VirtualLoop, run_virtual
 
 M = TypeVar("M")

@@ -15,12 +15,12 @@ from pdserve.errors import InvalidRequest, PdserveError, UnknownWorker
 from pdserve.messages import Drain, Role, SetRole, StartDecode, Welcome
 from pdserve.rpc.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from pdserve.service.admission import RouterGuard
-from pdserve.service.memory_session import MemoryWire
 from pdserve.service.rpc import bind, make_server
 from pdserve.service.secret import Unauthenticated
 from router.admin_door import AdminServicer
 from router.app import RouterApp
 from router.text import InlineWork
+from tests.support.memory_session import MemoryWire
 from tests.unit.router.scripted import Cluster, config, hello, load, virtual
 
 SECRET = b"s" * 32

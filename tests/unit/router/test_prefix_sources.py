@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 from pdserve.blockhash import hash_blocks
 from pdserve.ids import WorkerRef
 from pdserve.messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart, StartDecode
-from pdserve.service.cache_events import MemoryCacheEvents
 from pdserve.worker.cache_feed import CacheFeed
 from router.predicted_prefix import PredictedPrefix
+from tests.support.memory_session import MemoryCacheEvents
 from tests.unit.router.conversation import A, B, serve
 from tests.unit.router.scripted import DELAY_S, Cluster, ScriptedWorker, virtual
 

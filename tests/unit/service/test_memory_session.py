@@ -11,8 +11,8 @@ import pytest
 from pdserve import messages as m
 from pdserve.clock import VirtualClock
 from pdserve.errors import WorkerLost
-from pdserve.service.memory_session import LINGER_S, MemoryWire
 from pdserve.session import Session
+from tests.support.memory_session import LINGER_S, MemoryWire
 from tests.support.virtual_loop import VirtualLoop
 
 

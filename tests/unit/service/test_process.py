@@ -18,7 +18,7 @@ from pdserve.errors import InvalidRequest
 from pdserve.messages import BlockCounts, Load
 from pdserve.service.address import join_address, split_address
 from pdserve.service.config import LogConfig
-from pdserve.service.lifecycle import EXIT_INTERRUPTED, StopSignals, drained
+from pdserve.service.lifecycle import EXIT_INTERRUPTED, StopSignals
 from pdserve.service.logs import set_up_logs
 from pdserve.service.metrics import Total, WorkerMetrics
 
@@ -129,19 +129,6 @@ async def test_the_first_signal_asks_and_the_second_ends() -> None:
         async with asyncio.timeout(20):
             await second.wait()
     assert ended == [EXIT_INTERRUPTED]
-
-
-async def test_a_stop_can_be_asked_by_message() -> None:
-    async with StopSignals() as signals:
-        signals.ask()
-        await signals.wait()
-
-
-async def test_a_drain_has_its_limit() -> None:
-    done = asyncio.Event()
-    assert not await drained(done.wait(), 0.0)
-    done.set()
-    assert await drained(done.wait(), 10.0)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:0", "[::1]:50051", "host:65535"])

@@ -38,7 +38,7 @@ from pdserve.messages import (
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.config import Config
 from pdserve.structure import Structure, StructureKind
-from pdserve.worker.attempt import Attempt
+from pdserve.worker.attempt import WorkerAttempt
 from pdserve.worker.desk import Desk, RoleFigures
 from pdserve.worker.messages import (
     BeginDrain,
@@ -61,7 +61,7 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class PlainAttempt(Attempt[State]):
+class PlainAttempt(WorkerAttempt[State]):
     @property
     def phase(self) -> Phase:
         return Phase.QUEUED

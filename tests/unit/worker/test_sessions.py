@@ -27,10 +27,10 @@ from pdserve.messages import (
     Welcome,
 )
 from pdserve.service.cache_events import SourceReader, Subscribe
-from pdserve.service.memory_session import MemoryWire
 from pdserve.session import Session
 from pdserve.worker.cache_feed import CacheFeed
 from pdserve.worker.sessions import RouterSessions
+from tests.support.memory_session import MemoryWire
 from tests.support.virtual_loop import run_virtual
 
 RouterEnd = Session[Down, Up]

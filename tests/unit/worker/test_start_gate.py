@@ -13,10 +13,10 @@ from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.structure import Structure
 from pdserve.token_mask import ids_of
 from pdserve.tokenizer import Tokenizer
-from pdserve.worker.background import at_once
 from pdserve.worker.messages import FromSession
 from pdserve.worker.start_gate import StartGate
 from pdserve.worker.structures import WorkerStructures
+from tests.simulation.loop_driver import at_once
 
 T = TypeVar("T")
 EOS = 256

@@ -1,13 +1,16 @@
-"""A session inside one process, for simulations and tests: delays, cuts and stalls under an injected schedule."""
+"""A session and its cache events inside one process: delays, cuts and stalls under an injected schedule."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from pdserve.errors import Incompatible, PdserveError
-from pdserve.messages import Down, Up
+from pdserve.ids import WorkerRef
+from pdserve.messages import CacheEvent, Down, Up
+from pdserve.service.cache_events import SourceReader, Subscribe
 from pdserve.service.inbox import LIMIT, Inbox
 from pdserve.service.outbox import DEFAULT_LIMIT, Outbox
 
@@ -264,3 +267,37 @@ class _Flight(Generic[S]):
     def __init__(self, message: S | None) -> None:
         self.message = message
         self.landed = False
+
+
+class MemoryCacheEvents:
+    """A source read inside one process, each event after a drawn delay; see CacheEvents."""
+
+    def __init__(
+        self,
+        worker: WorkerRef,
+        subscribe: Subscribe,
+        schedule: Schedule,
+        delay: Callable[[], float],
+    ) -> None:
+        self._worker = worker
+        self._reader = SourceReader(subscribe)
+        self._schedule = schedule
+        self._delay = delay
+
+    @property
+    def worker(self) -> WorkerRef:
+        return self._worker
+
+    async def receive(self) -> CacheEvent:
+        event = await self._reader.next()
+        arrived = asyncio.Event()
+        self._schedule(max(0.0, self._delay()), arrived.set)
+        await arrived.wait()
+        return event
+
+    def ask_snapshot(self) -> None:
+        self._schedule(max(0.0, self._delay()), self._reader.snapshot)
+
+    def close(self) -> None:
+        """The router is gone; idempotent."""
+        self._reader.close()
