@@ -19,17 +19,17 @@ import os
 import resource
 import signal
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.command import PROGRAM, environ_of
 from deploy.demo.cluster import DemoCluster
-from deploy.local.up import child_environ
 from pdserve.client import AsyncClient
 from pdserve.clock import SystemClock
 from pdserve.request import GenerateRequest, Tokens
 from pdserve.sampling import SamplingParams
+from pdserve.service.config import EngineConfig
 
 CLOCK = SystemClock()
 LIMIT_S = 120.0
@@ -58,10 +58,10 @@ async def time_router(times: Times) -> None:
     """One start and one end of a router."""
     started_s = CLOCK.now_s()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pdserve.cli", "router", "--listen", "127.0.0.1:0", "--log.format", "json"),
+        *(*PROGRAM, "router", "--listen", "127.0.0.1:0", "--log.format", "json"),
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        env=child_environ(os.environ),
+        env=environ_of("router", EngineConfig(), os.environ),
     )
     assert process.stderr is not None
     async with asyncio.timeout(LIMIT_S):

@@ -7,14 +7,14 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from deploy.command import PROGRAM, environ_of
 from deploy.local.child import Child
 from deploy.local.plan import ProcessSpec
-from deploy.local.up import child_environ
 from pdserve.errors import WorkerLost
+from pdserve.service.config import EngineConfig
 
 _READY = "pdserve is ready"
 _START_LIMIT_S = 120.0
@@ -40,12 +40,14 @@ class DemoCluster:
         """
         ready_file = folder / "ready.json"
         command = (
-            *(sys.executable, "-P", "-m", "pdserve.cli", "up"),
+            *(*PROGRAM, "up"),
             *("--listen", "127.0.0.1:0", "--ready-file", str(ready_file), "--log-dir", str(folder / "logs")),
             *arguments,
         )
-        spec = ProcessSpec(role="up", id="up", command=command, metrics="")
-        child = await Child.start(spec, child_environ(os.environ))
+        environ = environ_of("up", EngineConfig(), os.environ)
+        child = await Child.start(
+            ProcessSpec(role="up", id="up", command=command, metrics="", environ=environ)
+        )
         cluster = cls(child, ready_file)
         ready = asyncio.Event()
 

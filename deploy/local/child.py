@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from deploy.local.plan import ProcessSpec
 
@@ -27,7 +27,7 @@ class Child:
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
 
     @classmethod
-    async def start(cls, spec: ProcessSpec, environ: Mapping[str, str]) -> Child:
+    async def start(cls, spec: ProcessSpec) -> Child:
         """Start it. Raises OSError when the program can't be started."""
         parent = os.getpid()
         process = await asyncio.create_subprocess_exec(
@@ -35,7 +35,7 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=environ,
+            env=spec.environ,
             process_group=0,  # Ctrl-C in the terminal reaches the supervisor only, which then drains
             preexec_fn=lambda: _die_with(parent),
         )

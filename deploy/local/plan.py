@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.command import PROGRAM, arguments_of, environ_of
 from pdserve.service.address import join_address, split_address
-from pdserve.service.config import SETTINGS, Config
+from pdserve.service.config import Config
 from pdserve.service.settings import ConfigError
 
-_FLAGS = {key.name: key.flag for key in SETTINGS}
-# Weights on huge pages, since each token reads all of them (docs/performance.md, "What to set"). glibc takes it from
-# the environment only, before the program begins.
-_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -41,15 +37,15 @@ class ProcessSpec:
 
     metrics  host:port of its HTTP server, where its readiness is asked for
     cores    CPU numbers it is kept on; empty = wherever the system likes
-    environ  variables it is given unless the user has set them
+    environ  all of its environment
     """
 
     role: str
     id: str
     command: tuple[str, ...]
     metrics: str
+    environ: Mapping[str, str]
     cores: tuple[int, ...] = ()
-    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +69,14 @@ def make_plan(
     config_file: Path | None,
     flags: Mapping[str, object],
     cores: Sequence[int],
+    environ: Mapping[str, str],
     reserve: Callable[[str, int], int],
 ) -> Plan:
     """Lay out the processes.
 
     flags    "table.key" → value: what each child is given beside the file (the environment it inherits)
     cores    CPU numbers that this process may use
+    environ  of this process
     reserve  (host, port) → port: keeps an address for a child, a free port for 0; raises ConfigError if it is taken
     Raises ConfigError when the shape can't serve a request.
     """
@@ -97,15 +95,13 @@ def make_plan(
     ) -> ProcessSpec:
         address = metrics(index)
         values = {**flags, **own, "metrics.listen": address}
-        command = _command("worker" if role == "both" else role, config_file, values)
-        has_weights = role != "router" and config.engine.kind == "torch"
         return ProcessSpec(
             role=role,
             id=name,
-            command=command,
+            command=(*PROGRAM, *arguments_of(role, values, config_file)),
             metrics=dialled(address),
             cores=kept_on,
-            environ=_HUGE_PAGES if has_weights else {},
+            environ=environ_of(role, config.engine, environ),
         )
 
     roles = shape.roles()
@@ -126,8 +122,6 @@ def make_plan(
             "worker.routers": target,
             "engine.threads": shares[index].num_threads,
         }
-        if role == "both":
-            own["worker.role"] = role
         workers.append(spec(role, name, index + 1, own, shares[index].cores))
     return Plan(target=target, router=router, workers=tuple(workers))
 
@@ -183,21 +177,3 @@ def _check(shape: Shape, config: Config) -> None:
         raise ConfigError(
             "no worker would prefill: give --prefill or --both at least 1, or set router.allow_local_prefill = true"
         )
-
-
-def _command(command: str, config_file: Path | None, values: Mapping[str, object]) -> tuple[str, ...]:
-    # -P: a `router/` or `deploy.py` in the user's current folder is not ours.
-    arguments = [sys.executable, "-P", "-m", "pdserve.cli", command]
-    if config_file is not None:
-        arguments += ["--config", str(config_file)]
-    for name, value in values.items():
-        arguments.append(f"{_FLAGS[name]}={_as_text(value)}")
-    return tuple(arguments)
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple | list):
-        return ",".join(str(part) for part in value)
-    return str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +47,6 @@ class Supervisor:
         plan: Plan,
         *,
         policy: RestartPolicy,
-        environ: Mapping[str, str],
         output: Output,
         say: Callable[[str], None],
         title: str,
@@ -58,7 +57,6 @@ class Supervisor:
         slow_start_s: float = 15.0,
     ) -> None:
         self._plan = plan
-        self._environ = environ
         self._output = output
         self._say = say
         self._title = title
@@ -152,7 +150,7 @@ class Supervisor:
     async def _run_once(self, slot: _Slot) -> tuple[int, float | None, str]:
         """One incarnation: exit status, seconds it was ready (None = never), the last line it wrote."""
         name = slot.spec.id
-        child = await Child.start(slot.spec, {**slot.spec.environ, **self._environ})
+        child = await Child.start(slot.spec)
         slot.child, slot.ready_since_s = child, None
         try:
             async with asyncio.TaskGroup() as group:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pdserve
 from deploy.local.output import FolderOutput, Output, PrefixedOutput
 from deploy.local.plan import Plan, Shape, make_plan
 from deploy.local.ports import PortReservations
@@ -52,6 +51,7 @@ def run_up(options: UpOptions) -> str | None:
             config_file=options.config_file,
             flags=options.flags,
             cores=usable_cores(),
+            environ=os.environ,
             reserve=ports.reserve,
         )
         output: Output
@@ -69,7 +69,6 @@ async def _supervise(options: UpOptions, plan: Plan, output: Output) -> str | No
     supervisor = Supervisor(
         plan,
         policy=RestartPolicy(final_exits=FINAL_EXITS),
-        environ=child_environ(os.environ),
         output=output,
         say=_say,
         title=f"{model} on {options.shape}",
@@ -117,15 +116,3 @@ def usable_cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The children's environment: ours, unbuffered, and with the same copy of the package as ours."""
-    root = Path(pdserve.__file__).resolve().parents[1]
-    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if (root / "pyproject.toml").exists() and str(root) not in paths:  # a checkout, maybe not installed
-        paths.insert(0, str(root))
-    made = {**environ, "PYTHONUNBUFFERED": "1"}
-    if paths:
-        made["PYTHONPATH"] = os.pathsep.join(paths)
-    return made

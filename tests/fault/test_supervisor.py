@@ -109,7 +109,6 @@ class Harness:
         self.supervisor = Supervisor(
             Plan(target="127.0.0.1:1", router=specs[0], workers=tuple(specs[1:])),
             policy=RestartPolicy(first_delay_s=0.05, final_exits={78: "its configuration is wrong"}),
-            environ=dict(os.environ),
             output=self.lines,
             say=self.lines.say,
             title="a test",
@@ -123,7 +122,8 @@ class Harness:
     def _spec(self, name: str, ports: PortReservations, behaviour: str) -> ProcessSpec:
         port = ports.reserve("127.0.0.1", 0)
         command = (sys.executable, "-c", CHILD, str(port), behaviour, str(self.journal), name)
-        return ProcessSpec(role=name, id=name, command=command, metrics=f"127.0.0.1:{port}")
+        metrics = f"127.0.0.1:{port}"
+        return ProcessSpec(role=name, id=name, command=command, metrics=metrics, environ=os.environ)
 
     def pid(self, name: str) -> int:
         rows = json.loads(self.ready_file.read_text())["processes"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import socket
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from deploy.local.output import FolderOutput, PrefixedOutput
 from deploy.local.ports import PortReservations
 from deploy.local.ready_file import ProcessRow, remove_ready_file, write_ready_file
-from deploy.local.up import child_environ
 from pdserve.service.settings import ConfigError
 
 ROW = ProcessRow("decode", "decode-0", 4711, "127.0.0.1:9102")
@@ -80,10 +78,3 @@ def test_a_folder_has_one_file_a_process_and_is_appended_to(tmp_path: Path) -> N
             output.line("decode-0", word)
     assert (tmp_path / "logs" / "router.log").read_text() == "one\ntwo\n"
     assert (tmp_path / "logs" / "decode-0.log").read_text() == "one\ntwo\n"
-
-
-def test_children_use_the_same_copy_of_the_package_and_keep_the_users_environment() -> None:
-    made = child_environ({"PYTHONPATH": f"/a{os.pathsep}/b", "HOME": "/h"})
-    root = str(Path(__file__).resolve().parents[3])
-    assert made["PYTHONPATH"].split(os.pathsep) == [root, "/a", "/b"]
-    assert made["HOME"] == "/h"
