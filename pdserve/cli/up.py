@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from pdserve.cli.settings import MODEL, Short, add_settings, read_settings
-from pdserve.service.config import Config, flags_of
+from pdserve.cli.settings import UP, add_settings, given_settings, read_settings
+from pdserve.service.config import Config
 from pdserve.service.settings import ConfigError
 
 DESCRIPTION = """\
@@ -16,23 +16,6 @@ Starts a router, prefill and decode workers as child processes, starts again wha
 Ctrl-C (a second one ends them at once). Prints one line when requests will be served. Every setting of the
 configuration is a flag as well; all children get it.
 """
-UP = (
-    MODEL,
-    Short("listen", "router.listen", "the router's address; port 0 = a free one", "HOST:PORT"),
-    Short("dtype", "engine.dtype", "auto, bfloat16 or float32", "T"),
-    Short(
-        "deterministic",
-        "engine.deterministic",
-        "equal tokens whatever the batching, chunks, cache hits and workers; slower",
-    ),
-    Short(
-        "threads",
-        "engine.threads",
-        "compute threads of each worker (default: the cores, divided evenly)",
-        "N",
-    ),
-    Short("engine", "engine.kind", "torch, or fake: no model, its text proves the KV transfer", "E"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         shape=Shape(num_prefill=prefill, num_decode=decode, num_both=both),
         config=config,
         config_file=None if arguments.config is None else arguments.config.absolute(),
-        flags=given_settings(arguments),
+        flags=given_settings(arguments, UP),
         ready_file=None if arguments.ready_file is None else arguments.ready_file.absolute(),
         log_dir=arguments.log_dir,
     )
@@ -77,12 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"error: {fault}\n")
         return 1
     return 0
-
-
-def given_settings(arguments: argparse.Namespace) -> dict[str, object]:
-    """ "table.key" → text of what the command line sets, in its short or long form: what the children are given."""
-    shorts = {short.key: getattr(arguments, short.flag) for short in UP}
-    return {**flags_of(arguments), **{key: value for key, value in shorts.items() if value is not None}}
 
 
 def counts_of(arguments: argparse.Namespace) -> tuple[int, int, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import InvalidRequest
+from pdserve.fields import plain_id, setting
 from pdserve.service.address import split_address
-from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, setting, settings_of
+from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of
 
 # Variables with our prefix that name no key: they are read by the model store before a configuration exists.
 _OTHER_VARIABLES = ("PDSERVE_CACHE_DIR",)
-_ID = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 
 
 def _address(text: str) -> str:
@@ -34,10 +33,6 @@ def _address(text: str) -> str:
 
 def _addresses(texts: tuple[str, ...]) -> str:
     return "HOST:PORT each" if any(_address(text) for text in texts) else ""
-
-
-def _id(text: str) -> str:
-    return "" if _ID.fullmatch(text) else "at most 64 characters of [A-Za-z0-9._:-]"
 
 
 def _block_size(value: int) -> str:
@@ -86,7 +81,7 @@ class TimeoutsConfig:
 class RouterConfig:
     """The door, the queue and the attempts."""
 
-    id: str = setting("", "name of this router in logs and sessions; empty = drawn at start", verify=_id)
+    id: str = setting("", "name of this router in logs and sessions; empty = drawn at start", verify=plain_id)
     listen: str = setting(
         "127.0.0.1:50051", "address of the gRPC server; port 0 = a free one", verify=_address
     )
@@ -121,7 +116,7 @@ class RouterConfig:
 class WorkerConfig:
     """A worker: who it is and whom it serves."""
 
-    id: str = setting("", "name of this worker; empty = drawn at start", verify=_id)
+    id: str = setting("", "name of this worker; empty = drawn at start", verify=plain_id)
     role: str = setting("both", "what it does", choices=("prefill", "decode", "both"))
     routers: tuple[str, ...] = setting(
         ("127.0.0.1:50051",), "routers it dials; a name may stand for several addresses", verify=_addresses
@@ -154,7 +149,11 @@ class EngineConfig:
         False,
         "models with longrope (Phi-3, Phi-4-mini): their long factors and whole window, also for short texts",
     )
-    threads: int = setting(0, "compute threads; 0 = all cores this process may use", least=0)
+    threads: int = setting(
+        0,
+        "compute threads; 0 = all cores this process may use; of `pdserve up`, an even share of them",
+        least=0,
+    )
     block_size: int = setting(16, "token positions in a KV block", unit="tokens", least=1, most=1024,
                               verify=_block_size)  # fmt: skip
     num_blocks: int = setting(0, "KV blocks in the pool; 0 = as many as kv_memory_bytes holds", least=0)
@@ -319,8 +318,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(f"[{table}]")
         for key in SETTINGS:
             if key.table == table:
-                text = f"{key.spec.doc} (default {shown(key.default)})".replace("%", "%%")
-                group.add_argument(key.flag, dest=key.name, metavar="V", default=argparse.SUPPRESS, help=text)
+                group.add_argument(
+                    key.flag, dest=key.name, metavar="V", default=argparse.SUPPRESS, help=_help(key)
+                )
+
+
+def add_flag(parser: argparse.ArgumentParser, flag: str, name: str) -> None:
+    """Add a short flag for one key; for true or false it is a switch."""
+    key = _BY_NAME[name]
+    if key.kind is bool:
+        parser.add_argument(flag, action="store_const", const="true", help=_help(key))
+    else:
+        parser.add_argument(flag, help=_help(key))
+
+
+def _help(key: Setting) -> str:
+    return f"{key.doc} (default {shown(key.default)})".replace("%", "%%")
 
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, object]:
@@ -332,8 +345,7 @@ def markdown_table() -> str:
     """The configuration table of the documentation."""
     lines = ["| key | default | unit | meaning |", "|---|---|---|---|"]
     for key in SETTINGS:
-        doc = key.spec.doc if not key.spec.choices else f"{key.spec.doc} ({', '.join(key.spec.choices)})"
-        lines.append(f"| `{key.name}` | `{shown(key.default)}` | {key.spec.unit} | {doc} |")
+        lines.append(f"| `{key.name}` | `{shown(key.default)}` | {key.spec.unit} | {key.doc} |")
     return "\n".join(lines) + "\n"
 
 

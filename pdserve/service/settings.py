@@ -1,17 +1,14 @@
-"""How one configuration key is described, read from text, and checked; the keys are in config.py."""
+"""How one key of the configuration is read from text and checked; config.py has the keys, made by `fields.setting`."""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
 
 from pdserve.errors import Code, PdserveError
-
-T = TypeVar("T")
+from pdserve.fields import KINDS, Spec, fields_of
 
 PREFIX = "PDSERVE_"
 
@@ -20,34 +17,6 @@ class ConfigError(PdserveError, ValueError):
     """The operator must change the configuration; one line says where, what it is and what is wanted."""
 
     code = Code.FAILED_PRECONDITION
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What a field's type can't say. `verify` returns what is wanted, or "" if the value is good."""
-
-    doc: str
-    unit: str = ""
-    least: float | None = None
-    most: float | None = None
-    choices: tuple[str, ...] = ()
-    verify: Callable[[Any], str] | None = None
-
-
-def setting(
-    default: T,
-    doc: str,
-    *,
-    unit: str = "",
-    least: float | None = None,
-    most: float | None = None,
-    choices: tuple[str, ...] = (),
-    verify: Callable[[Any], str] | None = None,
-) -> T:
-    """A dataclass field with its default, meaning and bounds (inclusive)."""
-    spec = Spec(doc, unit, least, most, choices, verify)
-    made: T = dataclasses.field(default=default, metadata={"spec": spec})
-    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +33,12 @@ class Setting:
     def name(self) -> str:
         """The name in messages and in `Config.effective()`."""
         return f"{self.table}.{self.key}"
+
+    @property
+    def doc(self) -> str:
+        """Its meaning, and the values it may have where these are few."""
+        choices = self.spec.choices
+        return f"{self.spec.doc} ({', '.join(choices)})" if choices else self.spec.doc
 
     @property
     def variable(self) -> str:
@@ -111,11 +86,8 @@ class Setting:
 
     def _check_bounds(self, value: object, source: str) -> None:
         spec = self.spec
-        if isinstance(value, int | float):
-            if spec.least is not None and value < spec.least:
-                raise self._bad(value, source, f"at least {spec.least:g}")
-            if spec.most is not None and value > spec.most:
-                raise self._bad(value, source, f"at most {spec.most:g}")
+        if isinstance(value, int | float) and not spec.holds(value):
+            raise self._bad(value, source, spec.range)
         if spec.choices:
             for part in value if isinstance(value, tuple) else (value,):
                 if part not in spec.choices:
@@ -126,8 +98,7 @@ class Setting:
                 raise self._bad(value, source, wanted)
 
     def _wanted(self) -> str:
-        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-        return names.get(self.kind, "a list of texts")
+        return KINDS.get(self.kind, "a list of texts")
 
     def _bad(self, value: object, source: str, wanted: str) -> ConfigError:
         return ConfigError(f"{source}: {self.name} must be {wanted}, got {value!r}")
@@ -135,13 +106,7 @@ class Setting:
 
 def settings_of(table: str, cls: type) -> tuple[Setting, ...]:
     """The keys of one component's dataclass, in order; every field must be made by `setting`."""
-    hints = get_type_hints(cls)
-    found = []
-    for field in dataclasses.fields(cls):
-        hint = hints[field.name]
-        kind = tuple if hint == tuple[str, ...] else hint
-        found.append(Setting(table, field.name, kind, field.default, field.metadata["spec"]))
-    return tuple(found)
+    return tuple(Setting(table, key.name, key.kind, key.default, key.spec) for key in fields_of(cls))
 
 
 def check_fields(table: str, component: object) -> None:

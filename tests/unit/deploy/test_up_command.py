@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from pdserve.cli.up import add_arguments, counts_of, given_settings, run
+from pdserve.cli.settings import UP, given_settings
+from pdserve.cli.up import add_arguments, counts_of, run
 from pdserve.errors import PdserveError
 from pdserve.service.config import load
 
@@ -19,7 +20,7 @@ def parsed(*args: str) -> argparse.Namespace:
 
 def test_short_flags_stand_for_settings() -> None:
     line = "--model m --listen 0.0.0.0:1 --dtype float32 --deterministic --threads 3 --engine fake"
-    config = load(flags=given_settings(parsed(*line.split())))
+    config = load(flags=given_settings(parsed(*line.split()), UP))
     assert config.worker.model == "m"
     assert config.router.listen == "0.0.0.0:1"
     assert (config.engine.dtype, config.engine.threads, config.engine.kind) == ("float32", 3, "fake")
@@ -27,8 +28,8 @@ def test_short_flags_stand_for_settings() -> None:
 
 
 def test_every_setting_is_a_flag_and_what_is_not_given_is_not_passed_on() -> None:
-    assert given_settings(parsed("--timeouts.link-s", "4.5")) == {"timeouts.link_s": "4.5"}
-    assert given_settings(parsed()) == {}
+    assert given_settings(parsed("--timeouts.link-s", "4.5"), UP) == {"timeouts.link_s": "4.5"}
+    assert given_settings(parsed(), UP) == {}
 
 
 def test_one_pair_if_no_number_is_given_else_what_is_given() -> None:
