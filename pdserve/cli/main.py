@@ -59,8 +59,8 @@ _COMMANDS = {
     "drain": _Command("pdserve.cli.drain", "let a running worker serve what it has, and end"),
     "model": _Command("pdserve.cli.model", "what is in a model folder or file"),
     "router": _Command("pdserve.cli.router", "start one router process"),
-    "prefill": _Command("pdserve.cli.prefill", "start one prefill worker process"),
-    "decode": _Command("pdserve.cli.decode", "start one decode worker process"),
+    "prefill": _Command("pdserve.cli.worker", "start one prefill worker process"),
+    "decode": _Command("pdserve.cli.worker", "start one decode worker process"),
     "worker": _Command("pdserve.cli.worker", "start one worker process; its role is a setting"),
     "version": _Command("pdserve.cli.version", "versions of pdserve and of what it runs on"),
 }

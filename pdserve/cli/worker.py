@@ -12,9 +12,11 @@ from pdserve.messages import Role
 from pdserve.service.settings import ConfigError
 
 DESCRIPTION = """\
-Starts one worker, in the role that `worker.role` says (prefill, decode or both). It dials its routers and serves until
-SIGTERM or Ctrl-C: a first one drains, a second one ends it at once. Every setting is also a key of the configuration
-file and an environment variable (--engine.threads = [engine] threads = PDSERVE_ENGINE__THREADS).
+Starts one worker. A prefill worker computes the KV of prompts, samples the first token, and hands both to a decode
+worker, which streams the other tokens, many requests in one batch; `pdserve worker` takes its role from `worker.role`.
+It dials its routers and serves until SIGTERM or Ctrl-C: a first one drains, a second one ends it at once. Every setting
+is also a key of the configuration file and an environment variable (--engine.threads = [engine] threads =
+PDSERVE_ENGINE__THREADS).
 """
 
 
@@ -24,12 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve in the configured role until a signal."""
-    return run_as(arguments, None)
-
-
-def run_as(arguments: argparse.Namespace, role: Role | None) -> int:
-    """Serve until a signal; None = the configured role."""
+    """Serve until a signal, in the role that the command names, or the configured one."""
     config = read_settings(arguments, WORKER)
     if config.engine.kind == "torch" and not config.worker.model:
         raise ConfigError(
@@ -43,4 +40,5 @@ def run_as(arguments: argparse.Namespace, role: Role | None) -> int:
     make_bar = (
         ProgressBar if sys.stderr.isatty() and config.engine.kind == "torch" else contextlib.nullcontext
     )
-    return asyncio.run(run_worker(config, role or Role(config.worker.role), ROLES, make_bar=make_bar)) or 0
+    role = Role(config.worker.role if arguments.command == "worker" else arguments.command)
+    return asyncio.run(run_worker(config, role, ROLES, make_bar=make_bar)) or 0
