@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.errors import InvalidRequest
-from pdserve.rpc.made import made
+from pdserve.fields import check_unicode
+from pdserve.rpc.codec import compile_plan
 from pdserve.rpc.v1 import inference_pb2 as pb
 
+MAX_MESSAGES = 16384
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -50,44 +52,46 @@ class Chat:
         return not self.continue_final_message if given is None else given
 
 
-def chat_to_proto(chat: Chat) -> pb.Chat:
-    """The client's side. Raises InvalidRequest for what no message can hold."""
-    return made(
-        pb.Chat,
-        messages=[
-            made(pb.ChatMessage, role=each.role, content=each.content, extra_json=each.extra_json)
-            for each in chat.messages
-        ],
-        tools_json=chat.tools_json,
-        continue_final_message=chat.continue_final_message,
-        add_generation_prompt=chat.add_generation_prompt,
-    )
+_CHAT = compile_plan(Chat, pb.Chat)
+chat_to_proto = _CHAT.write
 
 
 def chat_from_proto(msg: pb.Chat) -> Chat:
+    """Raises InvalidRequest for too many messages, before any is read; the other rules are `check_chat`'s."""
+    _check_count(len(msg.messages))
+    return _CHAT.read(msg)
+
+
+def check_chat(chat: Chat) -> None:
     """Raises InvalidRequest for no messages, an unknown role, JSON of another kind, a bad continuation."""
-    if not msg.messages:
-        raise InvalidRequest("a chat needs at least one message")
-    for place, each in enumerate(msg.messages):
+    _check_count(len(chat.messages))
+    for place, each in enumerate(chat.messages):
         if each.role not in ROLES:
             raise InvalidRequest(
                 "unknown chat role", message_index=place, role=each.role[:80], known=", ".join(ROLES)
             )
+        check_unicode(f"messages[{place}].content", each.content)
         _check_extra(place, each.extra_json)
-    if msg.continue_final_message and msg.messages[-1].role != "assistant":
+    if chat.continue_final_message and chat.messages[-1].role != "assistant":
         raise InvalidRequest(
-            "continue_final_message wants a last message of the assistant", role=msg.messages[-1].role
+            "continue_final_message needs a last message of the assistant", role=chat.messages[-1].role
         )
-    opens = msg.add_generation_prompt if msg.HasField("add_generation_prompt") else None
-    if opens and msg.continue_final_message:
+    if chat.add_generation_prompt and chat.continue_final_message:
         raise InvalidRequest("continue_final_message and add_generation_prompt exclude each other")
-    if msg.tools_json and not isinstance(_json_of(msg.tools_json), list):
-        raise InvalidRequest("tools_json must be a JSON list", value=msg.tools_json[:80])
-    messages = tuple(ChatMessage(each.role, each.content, each.extra_json) for each in msg.messages)
-    return Chat(messages, msg.tools_json, msg.continue_final_message, opens)
+    check_unicode("tools_json", chat.tools_json)
+    if chat.tools_json and not isinstance(_json_of(chat.tools_json), list):
+        raise InvalidRequest("tools_json must be a JSON list", value=chat.tools_json[:80])
+
+
+def _check_count(num_messages: int) -> None:
+    if not 1 <= num_messages <= MAX_MESSAGES:
+        raise InvalidRequest(
+            "number of chat messages out of range", limit=f"1 to {MAX_MESSAGES}", value=num_messages
+        )
 
 
 def _check_extra(place: int, text: str) -> None:
+    check_unicode(f"messages[{place}].extra_json", text)
     extra = _json_of(text) if text else {}
     if not isinstance(extra, dict):
         raise InvalidRequest("extra_json must be a JSON object", message_index=place, value=text[:80])
@@ -97,7 +101,7 @@ def _check_extra(place: int, text: str) -> None:
 
 
 def _json_of(text: str) -> object:
-    """None for what is no JSON."""
+    """None if it isn't JSON."""
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError):

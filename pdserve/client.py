@@ -19,12 +19,23 @@ from typing import Any, Self, TypeVar
 
 import grpc.aio
 
+from pdserve.chat import check_chat
 from pdserve.clock import Clock, SystemClock
 from pdserve.completion import Completion, Generation, collect
 from pdserve.errors import DeadlineExceeded, Draining
+from pdserve.fields import check_unicode
 from pdserve.ids import Epoch, WorkerRef, system_random
 from pdserve.messages import Role
-from pdserve.request import Chat, Event, GenerateRequest, Input, Resume, chat_to_proto, event_from_proto
+from pdserve.request import (
+    Chat,
+    Event,
+    GenerateRequest,
+    Input,
+    Limits,
+    Resume,
+    chat_to_proto,
+    event_from_proto,
+)
 from pdserve.rpc.v1 import admin_pb2
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.admin_pb2_grpc import AdminStub
@@ -97,6 +108,7 @@ class AsyncClient:
         Leaving the iteration cancels the request.
         """
         asked = request if isinstance(request, GenerateRequest) else GenerateRequest(input=request)
+        asked.check(Limits())  # the rest is the router's to know
         generation = Generation(asked)
         ends_at_s = None if deadline_s is None else self._clock.now_s() + deadline_s
         num_silent = 0  # targets in a row that said nothing
@@ -133,8 +145,10 @@ class AsyncClient:
     async def tokenize(self, text: str | Chat) -> tuple[int, ...]:
         """The ids that `generate` would compute for it; a Chat through the model's template."""
         if isinstance(text, str):
+            check_unicode("text", text)
             asked = pb.TokenizeRequest(text=text)
         else:
+            check_chat(text)
             asked = pb.TokenizeRequest(chat=chat_to_proto(text))
         return tuple((await self._unary("Tokenize", asked)).token_ids)
 

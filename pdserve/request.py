@@ -1,16 +1,18 @@
-"""Requests of the public service, validated where they enter; events of their streams are in response.py.
+"""Requests of the public service and their rules; events of their streams are in response.py.
 
-Whatever is refused is refused before any reservation, with InvalidRequest naming the field, the limit and the value.
+Protobuf, HTTP and Python clients make a GenerateRequest, which is then checked: what is refused is refused before any
+reservation, with InvalidRequest naming the field, the limit and the value.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from pdserve.chat import Chat, ChatMessage, chat_from_proto, chat_to_proto
+from pdserve.chat import Chat, ChatMessage, chat_from_proto, chat_to_proto, check_chat
 from pdserve.errors import InvalidRequest
+from pdserve.fields import UINT32, UINT64, check_fields, check_unicode, fields_of, plain_id, setting
 from pdserve.response import (
     Event,
     Finished,
@@ -22,27 +24,59 @@ from pdserve.response import (
     event_from_proto,
     event_to_proto,
 )
-from pdserve.rpc.made import made
-from pdserve.rpc.params import params_to
+from pdserve.rpc.codec import compile_plan
+from pdserve.rpc.params import check_counts, params_from, params_to, read, written
 from pdserve.rpc.v1 import inference_pb2 as pb
-from pdserve.rpc.values import REASONS
 from pdserve.sampling import FinishReason, SamplingParams
-from pdserve.sampling_checks import checked_ids, checked_params
 
 __all__ = [
-    "Chat", "ChatMessage", "Event", "Finished", "GenerateRequest", "Input", "Prompt", "Resume", "ResumeChoice",
-    "Started", "Timings", "Tokens", "Usage", "chat_from_proto", "chat_to_proto", "event_from_proto", "event_to_proto",
+    "Chat", "ChatMessage", "Event", "Finished", "GenerateRequest", "Input", "Limits", "Prompt", "Resume",
+    "ResumeChoice", "Started", "Timings", "Tokens", "Usage", "chat_from_proto", "chat_to_proto", "event_from_proto",
+    "event_to_proto",
 ]  # fmt: skip
 
-MAX_PRIORITY = 1000
-MAX_LABEL_CHARACTERS = 128
-_ID = re.compile(r"[A-Za-z0-9._:-]{0,64}")
+MAX_CHOICES = 64  # of one request
 
 _DEFAULTS = SamplingParams()
 
 
 Input = str | Chat | tuple[int, ...]
 """Text, a conversation, or token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What only the model can tell. None = not known here: whoever knows checks it later."""
+
+    vocab_size: int | None = None
+    window_tokens: int | None = None
+
+    def check_fits(self, num_prompt_tokens: int, max_tokens: int | None) -> None:
+        """Raises InvalidRequest if a prompt and its output don't fit the window."""
+        needed = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
+        if self.window_tokens is not None and needed > self.window_tokens:
+            raise InvalidRequest(
+                "prompt and max_tokens don't fit the window",
+                limit=self.window_tokens,
+                value=needed,
+                num_prompt_tokens=num_prompt_tokens,
+                max_tokens="unset" if max_tokens is None else max_tokens,
+            )
+
+    def check_held(self, num_tokens: int, max_tokens: int | None) -> None:
+        """Raises InvalidRequest if a client holds more output than its request may have."""
+        bounds = [bound for bound in (max_tokens, self.window_tokens) if bound is not None]
+        if bounds and num_tokens > min(bounds):
+            raise InvalidRequest(
+                "resume holds more tokens than the request may have", limit=min(bounds), value=num_tokens
+            )
+
+    def check_ids(self, name: str, ids: Sequence[int]) -> None:
+        """Raises InvalidRequest for an id outside the vocabulary."""
+        most = UINT32 if self.vocab_size is None else self.vocab_size - 1
+        for worst in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= worst <= most:
+                raise InvalidRequest(f"{name} holds an id outside the vocabulary", limit=most, value=worst)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +89,10 @@ class ResumeChoice:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What a client holds of a request whose router was lost; choices[i] is choice i."""
+    """What a client holds of a request whose router was lost.
+
+    choices  [i] is choice i; of those left out it holds nothing
+    """
 
     seed: int
     choices: tuple[ResumeChoice, ...]
@@ -65,10 +102,17 @@ class Resume:
         """Whether the client was given any token, hence all that comes before the first one."""
         return any(choice.token_ids or choice.finish_reason is not None for choice in self.choices)
 
+    def choice(self, index: int) -> ResumeChoice:
+        """What is held of that choice."""
+        return self.choices[index] if index < len(self.choices) else ResumeChoice()
+
+
+_RESUME = compile_plan(Resume, pb.Resume)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One generation, valid but for what only the model can tell (window, vocabulary, template).
+    """One generation.
 
     seed None = the router draws one; n = choices; the higher priority goes first.
     best_of                 choices that are generated, the n most likely ones delivered; None = n
@@ -77,18 +121,22 @@ class GenerateRequest:
     """
 
     input: Input
-    request_id: str = ""
-    model: str = ""
+    request_id: str = setting("", "name of the request", verify=plain_id, means="drawn by the router")
+    model: str = setting("", "the model it asks for", means="the one that is served")
     sampling: SamplingParams = _DEFAULTS
-    seed: int | None = None
-    n: int = 1
-    best_of: int | None = None
-    echo: bool = False
-    truncate_prompt_tokens: int | None = None
-    priority: int = 0
-    user: str = ""
+    seed: int | None = setting(None, "equal seeds give equal text", least=0, most=UINT64, means="drawn")
+    n: int = setting(1, "so many answers", least=1, most=MAX_CHOICES)
+    best_of: int | None = setting(
+        None, "generate so many, give the n most likely ones at the end", least=1, most=MAX_CHOICES, means="n"
+    )
+    echo: bool = setting(False, "begin with the prompt")
+    truncate_prompt_tokens: int | None = setting(
+        None, "use only the prompt's last N tokens", least=1, most=UINT32, means="all of them"
+    )
+    priority: int = setting(0, "the higher goes first", least=-1000, most=1000)
+    user: str = setting("", "who asks", characters=(0, 128))
     resume: Resume | None = None
-    cache_salt: str = ""
+    cache_salt: str = setting("", "prefix cache entries are shared between equal salts", characters=(0, 128))
 
     @property
     def num_generated_choices(self) -> int:
@@ -101,145 +149,124 @@ class GenerateRequest:
         asked = self.sampling.prompt_logprobs
         return self.sampling.logprobs if asked is None and self.echo else asked
 
-    @classmethod
-    def from_proto(cls, msg: pb.GenerateRequest, *, max_n: int = 1, vocab_size: int | None = None) -> Self:
-        """Validate and take over.
+    def check(self, limits: Limits) -> None:
+        """Every rule but those that need the prompt's tokens, or a compiled structure.
 
-        max_n       choices that this router can make of one request
-        vocab_size  token ids must be below it, if given
-        Raises InvalidRequest.
+        Raises InvalidRequest naming the field, the limit and the value.
         """
-        if not _ID.fullmatch(msg.request_id):
+        check_fields(self)
+        self.sampling.check()
+        self._check_input(limits)
+        if self.best_of is not None and self.best_of != self.n:
+            self._check_best_of(self.best_of)
+        if self.resume is not None:
+            self._check_resume(self.resume, limits)
+        self.check_ids(limits)
+
+    def check_ids(self, limits: Limits) -> None:
+        """The part of `check` that needs the vocabulary."""
+        if isinstance(self.input, tuple):
+            limits.check_ids("token_ids", self.input)
+        for field in fields_of(SamplingParams):
+            if field.item in (int, tuple):
+                given = getattr(self.sampling, field.name)
+                limits.check_ids(field.name, [each for each, _ in given] if field.item is tuple else given)
+        for choice in () if self.resume is None else self.resume.choices:
+            limits.check_ids("resume.token_ids", choice.token_ids)
+
+    def _check_input(self, limits: Limits) -> None:
+        if isinstance(self.input, Chat):
+            check_chat(self.input)
+        elif not isinstance(self.input, str | tuple):
             raise InvalidRequest(
-                "request_id must be 1 to 64 characters of [A-Za-z0-9._:-]", request_id=msg.request_id[:80]
+                "input must be a text, a Chat or a tuple of token ids", value=type(self.input)
             )
-        truncate = msg.truncate_prompt_tokens if msg.HasField("truncate_prompt_tokens") else None
-        if truncate == 0:
-            raise InvalidRequest("truncate_prompt_tokens must be at least 1", value=0)
-        if abs(msg.priority) > MAX_PRIORITY:
-            raise InvalidRequest("priority out of range", limit=f"±{MAX_PRIORITY}", value=msg.priority)
-        for name, label in (("user", msg.user), ("cache_salt", msg.cache_salt)):
-            if len(label) > MAX_LABEL_CHARACTERS:
-                raise InvalidRequest(f"{name} is too long", limit=MAX_LABEL_CHARACTERS, value=len(label))
-        n = _n_from(msg.sampling, max_n)
-        sampling = checked_params(msg.sampling, vocab_size)
-        best_of = _best_of_from(msg.sampling, n, max_n)
-        seed = msg.sampling.seed if msg.sampling.HasField("seed") else None
-        resume = _resume_from(msg.resume, seed, n, sampling, vocab_size) if msg.HasField("resume") else None
-        if best_of is not None and best_of > n and resume is not None and resume.holds_tokens:
+        elif not self.input:
+            name = "text" if isinstance(self.input, str) else "token_ids"
+            raise InvalidRequest(f"{name} must not be empty")
+        elif isinstance(self.input, str):
+            check_unicode("text", self.input)
+        elif self.truncate_prompt_tokens is None:
+            limits.check_fits(len(self.input), self.sampling.max_tokens)
+
+    def _check_best_of(self, best_of: int) -> None:
+        if best_of < self.n:
+            raise InvalidRequest("best_of must not be below n", limit=self.n, value=best_of)
+        if self.sampling.temperature == 0:
+            raise InvalidRequest("best_of above n needs a temperature above 0", limit=self.n, value=best_of)
+        if self.resume is not None and self.resume.holds_tokens:
             raise InvalidRequest(
                 "best_of above n delivers nothing before its end: send it again with the seed, not to resume",
-                limit=n,
+                limit=self.n,
                 value=best_of,
             )
+
+    def _check_resume(self, resume: Resume, limits: Limits) -> None:
+        # Routers never draw 0, so 0 without the same seed beside it can only mean that it was left out.
+        if resume.seed == 0 and self.seed is None:
+            raise InvalidRequest("resume needs the seed that `started` told")
+        if self.seed not in (None, resume.seed):
+            raise InvalidRequest("resume has another seed than sampling", limit=self.seed, value=resume.seed)
+        if not 0 <= resume.seed <= UINT64:
+            raise InvalidRequest("resume.seed out of range", limit="0 to 2^64 - 1", value=resume.seed)
+        _check_num_held(len(resume.choices), self.n)
+        for choice in resume.choices:
+            limits.check_held(len(choice.token_ids), self.sampling.max_tokens)
+
+    @classmethod
+    def from_proto(cls, msg: pb.GenerateRequest, limits: Limits) -> Self:
+        """As it stands; the rules are `check`'s, which must follow.
+
+        Raises InvalidRequest for what this class can't hold, and for lists that are too long, before they are read.
+        """
+        check_counts(msg.sampling)
         return cls(
-            input=_input_from(msg, vocab_size),
-            request_id=msg.request_id,
-            model=msg.model,
-            sampling=sampling,
-            seed=seed if resume is None else resume.seed,
-            n=n,
-            best_of=best_of,
-            echo=msg.sampling.echo,
-            truncate_prompt_tokens=truncate,
-            priority=msg.priority,
-            user=msg.user,
-            resume=resume,
-            cache_salt=msg.cache_salt,
+            input=_input_from(msg, limits),
+            sampling=params_from(msg.sampling),
+            resume=_resume_from(msg, limits) if msg.HasField("resume") else None,
+            **read(cls, msg, msg.sampling),
         )
 
     def to_proto(self) -> pb.GenerateRequest:
-        """The client's side: the router checks. Raises InvalidRequest by name for what no message can hold."""
-        sampling = params_to(self.sampling)
-        sampling.MergeFrom(
-            made(
-                pb.SamplingParams,
-                echo=self.echo,
-                seed=self.seed,
-                n=None if self.n == 1 else self.n,
-                best_of=self.best_of,
-            )
-        )
-        return made(
-            pb.GenerateRequest,
-            request_id=self.request_id,
-            model=self.model,
-            sampling=sampling,
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            priority=self.priority,
-            user=self.user,
-            cache_salt=self.cache_salt,
-            text=self.input if isinstance(self.input, str) else None,
-            chat=chat_to_proto(self.input) if isinstance(self.input, Chat) else None,
-            token_ids=made(pb.TokenIds, ids=self.input) if isinstance(self.input, tuple) else None,
-            resume=None if self.resume is None else _resume_to(self.resume),
+        """Of a request that was checked."""
+        fields = written(self, pb.GenerateRequest)
+        match self.input:
+            case str():
+                fields["text"] = self.input
+            case Chat():
+                fields["chat"] = chat_to_proto(self.input)
+            case _:
+                fields["token_ids"] = pb.TokenIds(ids=self.input)
+        return pb.GenerateRequest(
+            sampling=params_to(self.sampling, **written(self, pb.SamplingParams)),
+            resume=None if self.resume is None else _RESUME.write(self.resume),
+            **fields,
         )
 
 
-def _input_from(msg: pb.GenerateRequest, vocab_size: int | None) -> Input:
+def _check_num_held(num_choices: int, n: int) -> None:
+    if num_choices > n:
+        raise InvalidRequest("resume has more choices than the request", limit=n, value=num_choices)
+
+
+def _input_from(msg: pb.GenerateRequest, limits: Limits) -> Input:
     match msg.WhichOneof("input"):
         case "text":
-            if not msg.text:
-                raise InvalidRequest("text must not be empty")
             return msg.text
         case "chat":
             return chat_from_proto(msg.chat)
         case "token_ids":
-            if not msg.token_ids.ids:
-                raise InvalidRequest("token_ids must not be empty")
-            return checked_ids(msg.token_ids.ids, "token_ids", vocab_size)
+            ids = msg.token_ids.ids
+            if not msg.HasField("truncate_prompt_tokens"):
+                limits.check_fits(len(ids), None)
+            return tuple(ids)
         case _:
             raise InvalidRequest("a request needs exactly one of text, chat, token_ids")
 
 
-def _n_from(msg: pb.SamplingParams, max_n: int) -> int:
-    n = msg.n if msg.HasField("n") else 1
-    if not 1 <= n <= max_n:
-        raise InvalidRequest("n out of range", limit=f"1 to {max_n}", value=n)
-    return n
-
-
-def _best_of_from(msg: pb.SamplingParams, n: int, max_n: int) -> int | None:
-    if not msg.HasField("best_of"):
-        return None
-    if not n <= msg.best_of <= max_n:
-        raise InvalidRequest("best_of out of range", limit=f"{n} (n) to {max_n}", value=msg.best_of)
-    if msg.best_of > n and msg.HasField("temperature") and msg.temperature == 0:
-        raise InvalidRequest("best_of above n needs a temperature above 0", limit=n, value=msg.best_of)
-    return msg.best_of
-
-
-def _resume_from(
-    msg: pb.Resume, seed: int | None, n: int, sampling: SamplingParams, vocab_size: int | None
-) -> Resume:
-    # Routers never draw 0, so 0 without the same seed in `sampling` can only mean that it was left out.
-    if msg.seed == 0 and seed is None:
-        raise InvalidRequest("resume needs the seed that `started` told")
-    if seed is not None and seed != msg.seed:
-        raise InvalidRequest("resume has another seed than sampling", limit=seed, value=msg.seed)
-    if len(msg.choices) > n:
-        raise InvalidRequest("resume has more choices than the request", limit=n, value=len(msg.choices))
-    choices = []
-    for each in msg.choices:
-        if sampling.max_tokens is not None and len(each.token_ids) > sampling.max_tokens:
-            raise InvalidRequest(
-                "resume holds more tokens than max_tokens",
-                limit=sampling.max_tokens,
-                value=len(each.token_ids),
-            )
-        reason = REASONS.read(each.finish_reason) if each.HasField("finish_reason") else None
-        choices.append(ResumeChoice(checked_ids(each.token_ids, "resume.token_ids", vocab_size), reason))
-    choices += [ResumeChoice()] * (n - len(choices))
-    return Resume(msg.seed, tuple(choices))
-
-
-def _resume_to(resume: Resume) -> pb.Resume:
-    choices = [
-        made(
-            pb.ResumeChoice,
-            token_ids=each.token_ids,
-            finish_reason=None if each.finish_reason is None else REASONS.write(each.finish_reason),
-        )
-        for each in resume.choices
-    ]
-    return made(pb.Resume, seed=resume.seed, choices=choices)
+def _resume_from(msg: pb.GenerateRequest, limits: Limits) -> Resume:
+    held = msg.resume.choices
+    _check_num_held(len(held), min(msg.sampling.n or 1, MAX_CHOICES))
+    for each in held:
+        limits.check_held(len(each.token_ids), None)
+    return _RESUME.read(msg.resume)

@@ -1,12 +1,17 @@
-"""Sampling parameters as every part of the system sees them, validated where they enter."""
+"""Sampling parameters as every part of the system sees them, with their rules."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from pdserve.errors import InvalidRequest
+from pdserve.fields import UINT32, check_fields, setting
 from pdserve.structure import Structure
+
+MAX_LISTED_IDS = 16384  # allowed or banned; every attempt carries them
 
 
 class FinishReason(Enum):
@@ -23,34 +28,60 @@ class FinishReason(Enum):
 class SamplingParams:
     """What a request asks of the sampler and of the end of its text; docs/sampling.md defines every field.
 
-    The defaults are "off". temperature 0 is greedy. max_tokens None = what is left of the window.
-    logit_bias         (id, bias), ascending ids
-    allowed_token_ids  () = all
-    structure          what the text must be; None = anything
+    The defaults are "off". Lists of ids are checked against the vocabulary by the request.
+    logit_bias                 (id, bias), ascending ids
+    structure                  what the text must be; None = anything
     logprobs, prompt_logprobs  None = none; k = the token's own and the k most likely ones'
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    banned_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[str, ...] = ()
-    min_tokens: int = 0
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    # fmt: off
+    temperature: float = setting(1.0, "0 = greedy", least=0, most=math.inf)
+    top_k: int = setting(0, "only the N most likely tokens", least=0, most=UINT32, means="off")
+    top_p: float = setting(1.0, "only the most likely tokens of this sum", above=0, most=1, means="off")
+    min_p: float = setting(0.0, "only tokens F times as likely as the best one", least=0, most=1, means="off")
+    typical_p: float = setting(1.0, "only the most typical tokens of this sum", above=0, most=1, means="off")
+    repetition_penalty: float = setting(
+        1.0, "above 1: against tokens of the prompt and the output", above=0, most=math.inf, means="off")
+    presence_penalty: float = setting(0.0, "above 0: against tokens of the output", least=-2, most=2)
+    frequency_penalty: float = setting(0.0, "above 0: the same, for each time they occur", least=-2, most=2)
+    logit_bias: tuple[tuple[int, float], ...] = setting(
+        (), "add F to the logit of this id", max_items=1024, least=-100, most=100, means="none")
+    allowed_token_ids: tuple[int, ...] = setting(
+        (), "only these ids", max_items=MAX_LISTED_IDS, means="all", flag="--allowed-token-id")
+    banned_token_ids: tuple[int, ...] = setting(
+        (), "never this id", max_items=MAX_LISTED_IDS, means="none", flag="--banned-token-id")
+    bad_words: tuple[str, ...] = setting(
+        (), "never this word", max_items=128, characters=(1, 128), means="none", flag="--bad-word")
+    min_tokens: int = setting(0, "nothing ends the text before so many tokens", least=0, most=UINT32)
+    max_tokens: int | None = setting(
+        None, "most tokens to generate", least=1, most=UINT32, means="what is left of the window")
+    stop: tuple[str, ...] = setting((), "end before this text", max_items=16, characters=(1, 256), means="none")
+    include_stop: bool = setting(False, "show the stop text, or the stop id's text")
+    stop_token_ids: tuple[int, ...] = setting(
+        (), "end with this id", max_items=128, means="none", flag="--stop-token-id")
+    ignore_eos: bool = setting(False, "go on after the end-of-sequence token")
     structure: Structure | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    logprobs: int | None = setting(
+        None, "log probability of each token and of the N most likely ones", least=0, most=20, means="none")
+    prompt_logprobs: int | None = setting(None, "the same for the prompt's tokens", least=0, most=20, means="none")
+    # fmt: on
+
+    def check(self) -> None:
+        """Every rule that needs no model. Raises InvalidRequest naming the field, the limit and the value."""
+        check_fields(self)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                "min_tokens must not exceed max_tokens", limit=self.max_tokens, value=self.min_tokens
+            )
+        for place, word in enumerate(self.bad_words):
+            if not word.strip():
+                raise InvalidRequest(f"bad_words[{place}] must not be blank", value=repr(word))
+        if self.allowed_token_ids and not set(self.allowed_token_ids) - set(self.banned_token_ids):
+            raise InvalidRequest(
+                "banned_token_ids leave none of allowed_token_ids", value=len(self.allowed_token_ids)
+            )
+        if self.structure is not None:
+            self.structure.check()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Self
 
+from pdserve.errors import InvalidRequest
+from pdserve.fields import Field, Spec, check_unicode
+
+MAX_BYTES = 64 << 10  # of a schema, regex or grammar, or of all choices; every attempt carries them
+CHOICES = Field("choices", tuple, str, (), Spec("one of these", max_items=1024, characters=(1, 1024)))
+
 
 class StructureKind(Enum):
     """`value` is the request's field."""
@@ -22,7 +28,7 @@ class StructureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """As the request gives it, not looked at yet.
+    """As the request gives it, not compiled yet.
 
     texts  the schema, the regex, the grammar: one; choices: all of them; json_object: none
     """
@@ -66,3 +72,20 @@ class Structure:
     def num_bytes(self) -> int:
         """What each attempt carries of it."""
         return sum(len(text.encode()) for text in self.texts)
+
+    def check(self) -> None:
+        """Size and form, before anything is compiled. Raises InvalidRequest."""
+        name = self.kind.value
+        for text in self.texts:
+            check_unicode(name, text)
+        if self.num_bytes > MAX_BYTES:
+            raise InvalidRequest(f"{name} is too large", limit=f"{MAX_BYTES} bytes", value=self.num_bytes)
+        if self.kind is StructureKind.CHOICES:
+            if not self.texts:
+                raise InvalidRequest("choices must not be empty")
+            CHOICES.check(self.texts)
+            for place, text in enumerate(self.texts):
+                if "\0" in text:
+                    raise InvalidRequest(f"choices[{place}] must not hold a NUL character")
+        elif self.kind is not StructureKind.JSON_OBJECT and not self.text.strip():
+            raise InvalidRequest(f"{name} must not be empty")

@@ -11,6 +11,7 @@ from typing import Self
 import structlog
 from prometheus_client import CollectorRegistry
 
+from pdserve.chat import check_chat
 from pdserve.clock import Clock
 from pdserve.errors import (
     Draining,
@@ -47,7 +48,6 @@ from router.text import ModelText, Work
 
 log = structlog.get_logger()
 
-MAX_N = 64  # choices of one request
 HELLO_S = 5.0  # a session that has opened must say who it is within so long
 
 
@@ -252,13 +252,15 @@ class RouterApp:
     # --- requests
 
     def generate(self, request: GenerateRequest, *, deadline_left_s: float | None = None) -> Generation:
-        """Accept one request and begin it; what is wrong with it is raised by the first event.
+        """Accept one request and begin it; what only the model can tell of it is raised by the first event.
 
         deadline_left_s  seconds that the client gives; None = timeouts.request_s
-        Raises InvalidRequest at once if a request of this id runs already, Draining if the router takes no more.
+        Raises InvalidRequest at once for a request that breaks a rule, or whose id runs already; Draining if the
+        router takes no more.
         """
         if self.admission.draining:
             raise Draining("this router is draining")
+        request.check(self.fleet.limits)
         request_id = request.request_id or draw_text_id(self._random, "req")
         if request_id in self._conductors:
             raise InvalidRequest("a request of this id is running", request_id=request_id)
@@ -285,7 +287,9 @@ class RouterApp:
         conductor.cancel(RequestCancelled("aborted", request_id=request_id))
 
     async def tokenize(self, source: str | Chat) -> tuple[int, ...]:
-        """Ids of a text, or of a chat by the model's template."""
+        """Ids of a text, or of a chat by the model's template. Raises InvalidRequest."""
+        if isinstance(source, Chat):
+            check_chat(source)
         return await self.text.encode(await self._tokenizer(), source)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
@@ -327,16 +331,6 @@ class RouterApp:
             len(self._conductors),
             placements,
         )
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Of the model that is served, if known."""
-        return None if self.fleet.identity is None else self.fleet.identity.vocab_size
-
-    @property
-    def max_n(self) -> int:
-        """Choices that one request may ask for."""
-        return MAX_N
 
     # --- readiness and drain
 

@@ -29,7 +29,7 @@ from router.output import Output
 from router.prompt_parts import prompt_parts
 from router.structures import Compiled
 from router.summary import log_finished
-from router.validation import check_ids, check_model, check_possible, check_start, resolve_max_tokens
+from router.validation import check_model, check_possible, check_prompt, check_start, resolve_max_tokens
 
 log = structlog.get_logger()
 
@@ -189,7 +189,7 @@ class Conductor:
         check_model(request.model, identity.model)
         self._model = identity.model
         self.prompt_ids = await self._read_prompt(tokenizer)
-        check_ids(request, self.prompt_ids, identity.vocab_size)
+        check_prompt(request, self.prompt_ids, parts.fleet.limits)
         max_tokens = resolve_max_tokens(request, len(self.prompt_ids), parts.fleet.window_tokens)
         if request.resume is not None:
             self.seed = request.resume.seed
@@ -261,7 +261,7 @@ class Conductor:
             on_started=self._first_started.set,
         )
         if request.resume is not None and self._kept is None:
-            choice.restore(request.resume.choices[key.choice])
+            choice.restore(request.resume.choice(key.choice))
         return choice
 
     def _make_run(self, choice: Choice, identity: ModelIdentity, give_back: Callable[[], None]) -> ChoiceRun:

@@ -20,7 +20,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._app = app
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        asked = GenerateRequest.from_proto(request, max_n=self._app.max_n, vocab_size=self._app.vocab_size)
+        asked = GenerateRequest.from_proto(request, self._app.fleet.limits)
         generation = self._app.generate(asked, deadline_left_s=context.time_remaining())
         stall = _Stall()
         generation.on_stalled = stall.end_write

@@ -27,6 +27,7 @@ from pdserve.messages import (
     Unsound,
     Up,
 )
+from pdserve.request import Limits
 from pdserve.service.config import RouterConfig, TimeoutsConfig
 from pdserve.session import Session
 from router.cache_sources import CacheSources
@@ -80,6 +81,12 @@ class Fleet:
     def members(self) -> Sequence[Member]:
         """Those that are here, by time of joining."""
         return tuple(self._members.values())
+
+    @property
+    def limits(self) -> Limits:
+        """What is known of the model and the workers' window."""
+        vocab_size = None if self.identity is None else self.identity.vocab_size
+        return Limits(vocab_size=vocab_size, window_tokens=self.window_tokens or None)
 
     def get(self, worker_id: str) -> Member | None:
         """The live session of a worker."""

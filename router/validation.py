@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdserve.errors import InvalidRequest, UnknownModel
-from pdserve.request import GenerateRequest
+from pdserve.request import GenerateRequest, Limits
 from pdserve.sampling import SampleKey, forbidden_now, forbidden_until_min
 from pdserve.token_matcher import TokenMatcher
 
@@ -16,24 +16,13 @@ def check_model(asked: str, served: str) -> None:
         raise UnknownModel("this cluster serves another model", asked=asked[:80], served=served)
 
 
-def check_ids(request: GenerateRequest, prompt_ids: Sequence[int], vocab_size: int) -> None:
+def check_prompt(request: GenerateRequest, prompt_ids: Sequence[int], limits: Limits) -> None:
     """Raises InvalidRequest for an empty prompt, and for ids outside the vocabulary."""
     if not prompt_ids:
         raise InvalidRequest("the prompt has no tokens")
-    resumed = [choice.token_ids for choice in request.resume.choices] if request.resume is not None else []
-    params = request.sampling
-    named: list[tuple[str, Sequence[int]]] = [("token_ids", prompt_ids)]
-    named += [
-        (name, getattr(params, name)) for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
-    ]
-    named.append(("logit_bias", [token_id for token_id, _ in params.logit_bias]))
-    named += [("resume.token_ids", ids) for ids in resumed]
-    for name, ids in named:
-        worst = max(ids, default=0)
-        if worst >= vocab_size or min(ids, default=0) < 0:
-            raise InvalidRequest(
-                f"{name} holds an id outside the vocabulary", limit=vocab_size - 1, value=worst
-            )
+    request.check_ids(limits)
+    if not isinstance(request.input, tuple):
+        limits.check_ids("the prompt", prompt_ids)
 
 
 def check_possible(key: SampleKey, vocab_size: int) -> None:
@@ -72,15 +61,8 @@ def resolve_max_tokens(request: GenerateRequest, num_prompt_tokens: int, window_
     Raises InvalidRequest naming the window and the prompt's length if they, or min_tokens, don't fit.
     """
     max_tokens = request.sampling.max_tokens
-    needed = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
-    if needed > window_tokens:
-        raise InvalidRequest(
-            "prompt and max_tokens don't fit the window",
-            limit=window_tokens,
-            value=needed,
-            num_prompt_tokens=num_prompt_tokens,
-            max_tokens="unset" if max_tokens is None else max_tokens,
-        )
+    limits = Limits(window_tokens=window_tokens)
+    limits.check_fits(num_prompt_tokens, max_tokens)
     resolved = window_tokens - num_prompt_tokens if max_tokens is None else max_tokens
     if request.sampling.min_tokens > resolved:
         raise InvalidRequest(
@@ -88,10 +70,6 @@ def resolve_max_tokens(request: GenerateRequest, num_prompt_tokens: int, window_
             limit=resolved,
             value=request.sampling.min_tokens,
         )
-    if request.resume is not None:
-        longest = max((len(choice.token_ids) for choice in request.resume.choices), default=0)
-        if longest > resolved:
-            raise InvalidRequest(
-                "resume holds more tokens than the request may have", limit=resolved, value=longest
-            )
+    for choice in () if request.resume is None else request.resume.choices:
+        limits.check_held(len(choice.token_ids), resolved)
     return resolved

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from pdserve.cli.sampling_flags import add_sampling, sampling_of
+from pdserve.cli.request_flags import add_sampling, request_with
 from pdserve.cli.target import add_target, open_client
-from pdserve.cli.unicode import unicode_of
 from pdserve.errors import InvalidRequest, PdserveError
-from pdserve.request import Chat, ChatMessage, GenerateRequest
+from pdserve.request import Chat, ChatMessage
 
 if TYPE_CHECKING:
     from pdserve.client import Client
@@ -36,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the input ends."""
-    sampling_of(arguments)  # refuse bad values before the first question
+    request_with(arguments, "x")  # refuse bad values before the first question
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # line editing and history for input(), where Python has it
     with open_client(arguments) as client:
@@ -92,7 +91,7 @@ class Conversation:
         """One turn. A turn that fails is taken back, so that the user can try again."""
         said: list[str] = []
         try:
-            self._messages.append(ChatMessage("user", unicode_of(line, "the message")))
+            self._messages.append(ChatMessage("user", line))
             self._stream(said)
         except KeyboardInterrupt:
             self._say(" (stopped)")
@@ -107,11 +106,7 @@ class Conversation:
     def _stream(self, said: list[str]) -> None:
         from pdserve.response import Tokens
 
-        request = GenerateRequest(
-            input=Chat(tuple(self._messages)),
-            sampling=sampling_of(self._arguments),
-            seed=self._arguments.seed,
-        )
+        request = request_with(self._arguments, Chat(tuple(self._messages)))
         # closing: a stopped answer is cancelled at the router before the next question
         with closing(iter(self._client.generate(request))) as events:  # type: ignore[type-var]
             for event in events:
@@ -121,7 +116,7 @@ class Conversation:
 
     def _reset(self) -> None:
         system = self._arguments.system
-        self._messages = [] if system is None else [ChatMessage("system", unicode_of(system, "--system"))]
+        self._messages = [] if system is None else [ChatMessage("system", system)]
 
 
 def _ask() -> str:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pdserve.cli.prompt import request_of
-from pdserve.cli.sampling_flags import add_output, add_sampling
+from pdserve.cli.request_flags import add_answer, add_sampling
 from pdserve.cli.target import add_target, open_client
 
 DESCRIPTION = """\
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="one JSON object at the end, no text while it is made"
     )
     add_sampling(parser)
-    add_output(parser)
+    add_answer(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from pdserve.cli.sampling_flags import request_with
-from pdserve.cli.unicode import unicode_of
+from pdserve.cli.request_flags import read_text, request_with
 from pdserve.errors import InvalidRequest
 from pdserve.request import Chat, ChatMessage, GenerateRequest, Input
 
@@ -25,7 +24,7 @@ def _input_of(arguments: argparse.Namespace) -> Input:
         if arguments.chat or arguments.system is not None:
             raise InvalidRequest("--chat and --system go with a PROMPT, not with --token-ids-file")
         return read_token_ids(arguments.token_ids_file)
-    text = unicode_of(sys.stdin.read() if arguments.prompt == "-" else arguments.prompt, "PROMPT")
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     if not text:
         raise InvalidRequest("PROMPT must not be empty")
     if not arguments.chat:
@@ -34,18 +33,13 @@ def _input_of(arguments: argparse.Namespace) -> Input:
         return text
     messages = [ChatMessage("user", text)]
     if arguments.system is not None:
-        messages.insert(0, ChatMessage("system", unicode_of(arguments.system, "--system")))
+        messages.insert(0, ChatMessage("system", arguments.system))
     return Chat(tuple(messages))
 
 
 def read_token_ids(path: Path) -> tuple[int, ...]:
     """A JSON list of ids from a file, or from standard input for "-"."""
-    try:
-        content = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"{path} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is not UTF-8") from error
+    content = sys.stdin.read() if str(path) == "-" else read_text(path)
     try:
         ids = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -2,52 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from pdserve.rpc.made import made
+from google.protobuf.message import Message
+
+from pdserve.fields import fields_of
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.sampling import SamplingParams
-from pdserve.structure import Structure, StructureKind
+from pdserve.structure import CHOICES, Structure, StructureKind
 
-# Sent only where they differ from the default: few requests set them.
-_RARE = (
-    "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs",
-    "prompt_logprobs",
-)  # fmt: skip
-_LISTS = ("allowed_token_ids", "banned_token_ids", "bad_words", "stop", "stop_token_ids")
-_ALWAYS = ("temperature", "top_k", "top_p", "min_tokens", "max_tokens", "include_stop", "ignore_eos")
-
-_DEFAULTS = SamplingParams()
+# Always written: workers want these resolved. Any other field is written only where it differs from its default.
+_ALWAYS = ("temperature", "top_k", "top_p", "min_tokens")
+_FIELDS = fields_of(SamplingParams)
 
 
-def params_to(params: SamplingParams) -> pb.SamplingParams:
-    """All fields that SamplingParams has; the message's others are the caller's. Raises InvalidRequest as `made`."""
-    fields: dict[str, Any] = {name: getattr(params, name) for name in (*_ALWAYS, *_LISTS)}
-    for name in _RARE:
-        value = getattr(params, name)
-        if value != getattr(_DEFAULTS, name):
-            fields[name] = value
+def params_to(params: SamplingParams, **others: Any) -> pb.SamplingParams:
+    """All fields of SamplingParams, and others that the message has. Of parameters that were checked."""
+    fields = written(params, pb.SamplingParams, _ALWAYS)
     if params.structure is not None:
         fields[params.structure.kind.value] = _structure_to(params.structure)
-    return made(pb.SamplingParams, logit_bias=dict(params.logit_bias), **fields)
+    return pb.SamplingParams(**fields, **others)
 
 
 def params_from(msg: pb.SamplingParams) -> SamplingParams:
     """As it stands: what is unset gets its default, nothing is checked."""
-    fields: dict[str, Any] = {name: tuple(getattr(msg, name)) for name in _LISTS}
-    is_set: Callable[[Any], bool] = msg.HasField  # by a name that isn't a literal
-    for name in ("temperature", "top_k", "top_p", "max_tokens", *_RARE):
-        if is_set(name):
-            fields[name] = getattr(msg, name)
-    return SamplingParams(
-        min_tokens=msg.min_tokens,
-        include_stop=msg.include_stop,
-        ignore_eos=msg.ignore_eos,
-        logit_bias=tuple(sorted(msg.logit_bias.items())),
-        structure=_structure_from(msg),
-        **fields,
-    )
+    return SamplingParams(structure=_structure_from(msg), **read(SamplingParams, msg))
+
+
+def written(record: Any, kind: type[Message], always: Sequence[str] = ()) -> dict[str, Any]:
+    """The described fields that this message has and that aren't at their default, or are in `always`."""
+    known = kind.DESCRIPTOR.fields_by_name
+    fields = [each for each in fields_of(record.__class__) if each.name in known]
+    values = [(each, getattr(record, each.name)) for each in fields]
+    return {
+        field.name: dict(value) if field.item is tuple else value
+        for field, value in values
+        if field.name in always or value != field.default
+    }
+
+
+def read(cls: Any, *msgs: Message) -> dict[str, Any]:
+    """The described fields of a dataclass that these messages set."""
+    given = {descriptor.name: value for msg in msgs for descriptor, value in msg.ListFields()}
+    return {each.name: each.value_of(given[each.name]) for each in fields_of(cls) if each.name in given}
+
+
+def check_counts(msg: pb.SamplingParams) -> None:
+    """Raises InvalidRequest for a list with more entries than allowed: before `params_from` reads them."""
+    for field in _FIELDS:
+        if field.item is not None:
+            field.check_count(len(getattr(msg, field.name)))
+    CHOICES.check_count(len(msg.choices.texts))
 
 
 def _structure_to(structure: Structure) -> str | bool | pb.Choices:

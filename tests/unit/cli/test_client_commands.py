@@ -57,12 +57,20 @@ def test_generate_prints_one_object(router: ScriptedRouter, capsys: pytest.Captu
 def test_a_refusal_is_one_line(
     router: ScriptedRouter, form: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    router.refuse = InvalidRequest("top_p must be above 0 and at most 1", value=7.0)
-    assert main(["generate", "--target", router.target, "--top-p", "7", "x", *form], {}) == 1
+    router.refuse = InvalidRequest("prompt and max_tokens don't fit the window", limit=7)
+    assert main(["generate", "--target", router.target, "x", *form], {}) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("error: top_p must be above 0")
+    assert captured.err.startswith("error: prompt and max_tokens don't fit")
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"]])
+def test_what_needs_no_model_is_refused_without_a_router(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--target", "127.0.0.1:9", "--top-p", "7"], {}) == 1
+    assert capsys.readouterr().err == "error: top_p out of range (limit=above 0, at most 1, value=7.0)\n"
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["status"], ["chat"]])

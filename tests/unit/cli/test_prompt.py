@@ -111,13 +111,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("x --token-ids-file y", "one of them"),
         ("--token-ids-file y --chat", "--chat"),
         ("x --system s", "--chat"),
-        ("x --max-tokens -1", "--max-tokens"),
-        ("x --top-k -1", "--top-k"),
-        ("x --seed 18446744073709551616", "--seed"),
-        ("x --min-tokens -1", "--min-tokens"),
-        ("x --n -1", "--n"),
-        ("x --logprobs -1", "--logprobs"),
-        ("x --banned-token-id -1", "--banned-token-id"),
+        ("x --max-tokens -1", "max_tokens out of range"),
+        ("x --top-k -1", "top_k out of range"),
+        ("x --seed 18446744073709551616", r"seed out of range .*limit=0 to 2\^64 - 1"),
+        ("x --min-tokens -1", "min_tokens out of range"),
+        ("x --n -1", "n out of range .*limit=1 to 64, value=-1"),
+        ("x --logprobs -1", "logprobs out of range"),
+        ("x --logit-bias=-1=2", "logit_bias holds an id outside the vocabulary .*value=-1"),
+        ("x --logit-bias 4294967296=1", "logit_bias holds an id outside the vocabulary"),
+        ("x --banned-token-id -1", "banned_token_ids holds an id outside the vocabulary"),
     ],
 )
 def test_what_does_not_go_together(line: str, named: str) -> None:
@@ -125,7 +127,7 @@ def test_what_does_not_go_together(line: str, named: str) -> None:
         request_of(parsed(*line.split()))
 
 
-@pytest.mark.parametrize("bias", ["7", "7:1", "=1", "7=x", "-1=2", "4294967296=1"])
+@pytest.mark.parametrize("bias", ["7", "7:1", "=1", "7=x"])
 def test_a_bias_is_an_id_and_a_number(bias: str) -> None:
     with pytest.raises(SystemExit):
         parsed(f"--logit-bias={bias}", "x")
@@ -152,8 +154,8 @@ def test_structures_that_can_not_be_read(tmp_path: Path) -> None:
         (["--json-schema", f"{tmp_path}/none.json"], "none.json can't be read: No such file"),
         (["--grammar", f"{tmp_path}"], "can't be read: Is a directory"),
         (["--grammar", f"{tmp_path}/latin"], "latin is not UTF-8"),
-        (["--regex", "a\udcffb"], "--regex is not valid UTF-8"),
-        (["--choice", "a\udcffb"], "--choice is not valid UTF-8"),
+        (["--regex", "a\udcffb"], "regex can't be encoded as UTF-8"),
+        (["--choice", "a\udcffb"], "choices can't be encoded as UTF-8"),
     ):
         with pytest.raises(InvalidRequest, match=said):
             request_of(parsed(*line, "x"))

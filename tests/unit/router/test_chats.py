@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pdserve.chat import Chat, ChatMessage, chat_from_proto, chat_to_proto, check_chat
 from pdserve.errors import InvalidRequest
-from pdserve.request import Chat, ChatMessage, chat_from_proto, chat_to_proto
 from pdserve.tokenizer import Tokenizer
 from router.text import InlineWork, ModelText
 
@@ -28,6 +28,7 @@ async def rendered(chat: Chat) -> tuple[list[dict[str, Any]], str]:
     files = {**Tokenizer.fake().files, "chat_template.jinja": _SHOWS_ALL.encode()}
     tokenizer = Tokenizer.from_files(files)
     sent = chat_from_proto(chat_to_proto(chat))
+    check_chat(sent)
     ids = await ModelText(InlineWork()).encode(tokenizer, sent)
     *lines, rest = tokenizer.decode(ids).split("\n")
     return [json.loads(line) for line in lines], rest

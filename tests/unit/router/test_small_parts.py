@@ -10,14 +10,14 @@ import pytest
 from pdserve.clock import VirtualClock
 from pdserve.errors import Incompatible, InvalidRequest, UnknownModel
 from pdserve.messages import Role
-from pdserve.request import GenerateRequest, Resume, ResumeChoice
+from pdserve.request import GenerateRequest, Limits, Resume, ResumeChoice
 from pdserve.sampling import SamplingParams
 from router.accounting import Accounting, Credit
 from router.identity import ModelIdentity, check_hello
 from router.liveness import Liveness
 from router.progress_timer import ProgressTimer
 from router.timings import AttemptTimes, ChoiceTimes, percentile
-from router.validation import check_ids, check_model, resolve_max_tokens
+from router.validation import check_model, check_prompt, resolve_max_tokens
 from tests.unit.router.scripted import hello, load
 
 
@@ -168,10 +168,13 @@ def test_more_resumed_tokens_than_the_request_may_have_are_refused() -> None:
 
 
 def test_ids_outside_the_vocabulary_and_other_models_are_refused() -> None:
+    limits = Limits(vocab_size=260)
     with pytest.raises(InvalidRequest, match="stop_token_ids"):
-        check_ids(GenerateRequest(input="x", sampling=SamplingParams(stop_token_ids=(260,))), (1,), 260)
+        check_prompt(GenerateRequest(input="x", sampling=SamplingParams(stop_token_ids=(260,))), (1,), limits)
+    with pytest.raises(InvalidRequest, match="the prompt holds an id outside"):
+        check_prompt(GenerateRequest(input="x"), (260,), limits)
     with pytest.raises(InvalidRequest, match="no tokens"):
-        check_ids(GenerateRequest(input="x"), (), 260)
+        check_prompt(GenerateRequest(input="x"), (), limits)
     with pytest.raises(UnknownModel, match="other"):
         check_model("other", "m")
     check_model("", "m")

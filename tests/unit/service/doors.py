@@ -10,7 +10,17 @@ from typing import Any
 
 import grpc.aio
 
-from pdserve.request import Event, Finished, GenerateRequest, Started, Timings, Tokens, Usage, event_to_proto
+from pdserve.request import (
+    Event,
+    Finished,
+    GenerateRequest,
+    Limits,
+    Started,
+    Timings,
+    Tokens,
+    Usage,
+    event_to_proto,
+)
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.sampling import FinishReason
@@ -30,7 +40,7 @@ class Door(inference_pb2_grpc.InferenceServicer):
         self.cancelled = asyncio.Event()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        asked = GenerateRequest.from_proto(request)
+        asked = GenerateRequest.from_proto(request, Limits())
         self.requests.append(asked)
         self.times_remaining.append(context.time_remaining())
         try:
