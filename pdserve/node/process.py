@@ -29,8 +29,8 @@ from pdserve.service.logs import set_up_logs
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.service.secret import read_secret
 from pdserve.worker.background import ThreadBackground
-from pdserve.worker.dns import DnsResolver
 from pdserve.worker.driver import EventWaiter, LoopInbox, OnDeath, ThreadDriver
+from pdserve.worker.resolver import RouterResolver
 from pdserve.worker.role import Roles
 
 log = structlog.get_logger()
@@ -185,7 +185,7 @@ def _real_ports(
         drive=drive,
         inbox=lambda deliver: LoopInbox(loop, deliver).post,
         dialer=dialer,
-        resolver=DnsResolver(),
+        resolver=RouterResolver(),
         roles=roles,
         background=ThreadBackground("structures"),
         energy=find_energy_meter(clock, setup.model.runner.card.gpus),

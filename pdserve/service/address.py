@@ -1,6 +1,9 @@
-"""Network addresses as users write them: HOST:PORT, IPv6 hosts in brackets."""
+"""Addresses as users write them: HOST:PORT, IPv6 hosts in brackets; or a file that names some."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from pdserve.errors import InvalidRequest
 
@@ -19,3 +22,14 @@ def split_address(text: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """The text form; puts IPv6 hosts in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def file_of(text: str) -> Path | None:
+    """The file that "file:///etc/routers" names; None for anything else. Raises InvalidRequest for half such a URL."""
+    if not text.startswith("file:"):
+        return None
+    url = urlsplit(text)
+    path = Path(unquote(url.path))
+    if not text.startswith("file://") or url.netloc or url.query or url.fragment or not path.name:
+        raise InvalidRequest("a file must be file:///PATH", url=text)
+    return path

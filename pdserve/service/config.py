@@ -16,7 +16,7 @@ from typing import Any
 
 from pdserve.errors import InvalidRequest
 from pdserve.fields import plain_id, setting
-from pdserve.service.address import split_address
+from pdserve.service.address import file_of, split_address
 from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of
 
 # Variables with our prefix that name no key: they are read by the model store before a configuration exists.
@@ -31,8 +31,12 @@ def _address(text: str) -> str:
     return ""
 
 
-def _addresses(texts: tuple[str, ...]) -> str:
-    return "HOST:PORT each" if any(_address(text) for text in texts) else ""
+def _routers(texts: tuple[str, ...]) -> str:
+    try:
+        is_well_formed = all(file_of(text) is not None or not _address(text) for text in texts)
+    except InvalidRequest:
+        is_well_formed = False
+    return "" if is_well_formed else "HOST:PORT or file:///PATH each"
 
 
 def _block_size(value: int) -> str:
@@ -119,7 +123,9 @@ class WorkerConfig:
     id: str = setting("", "name of this worker; empty = drawn at start", verify=plain_id)
     role: str = setting("both", "what it does", choices=("prefill", "decode", "both"))
     routers: tuple[str, ...] = setting(
-        ("127.0.0.1:50051",), "routers it dials; a name may stand for several addresses", verify=_addresses
+        ("127.0.0.1:50051",),
+        "routers it dials: HOST:PORT, where a name may stand for several, or file:///PATH of a file with one a line",
+        verify=_routers,
     )
     model: str = setting("", "fetched alias, Hugging Face folder, or .gguf file")
     kv_listen: str = setting("127.0.0.1:0", "TCP address where prefill workers reach it", verify=_address)

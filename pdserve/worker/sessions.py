@@ -55,10 +55,10 @@ class SessionDialer(Protocol):
 
 
 class Resolver(Protocol):
-    """Turns a configured router name into the addresses it stands for now."""
+    """Turns a router of the configuration, a name or a file, into the addresses it stands for now."""
 
     async def resolve(self, name: str) -> Sequence[str]:
-        """Raises WorkerLost when the name is unknown."""
+        """Raises WorkerLost when it can't be told."""
         ...
 
 
@@ -114,6 +114,7 @@ class RouterSessions:
         self._live: dict[int, _Live] = {}
         self._next_session_id = 1
         self._addresses: dict[str, dict[str, None]] = {name: {} for name in self._routers}
+        self._unresolved: dict[str, str] = {}  # by name: why it stands for nothing now, as it was told
         self._kept: dict[str, None] = {}
         self._misfits: dict[str, str] = {}  # by address: why the router there won't have this worker
         self._unreachable: dict[str, float] = {}  # since when; infinity = it has been told
@@ -169,13 +170,20 @@ class RouterSessions:
             live.session.close(reason)
 
     async def _follow(self, name: str, group: asyncio.TaskGroup) -> None:
-        """Resolve one name again and again; keep a session with each address it stands for."""
+        """Resolve one name again and again; keep a session with each address it stands for.
+
+        Where that fails, what it stood for last holds; the operator is told once for each reason.
+        """
         while not self._superseded:
             try:
                 found = await self._resolver.resolve(name)
             except WorkerLost as error:
-                log.warning("router.unresolved", router=name, error=str(error))
+                if self._unresolved.get(name) != str(error):
+                    self._unresolved[name] = str(error)
+                    log.warning("router.unresolved", router=name, error=str(error))
             else:
+                if self._unresolved.pop(name, None) is not None:
+                    log.info("router.resolved", router=name, addresses=list(found))
                 self._addresses[name] = dict.fromkeys(found)
                 for address in self._addresses[name]:
                     if address not in self._kept:

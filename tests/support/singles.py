@@ -142,12 +142,22 @@ class Singles:
         single.address = address
         return single
 
-    def worker(self, role: str, name: str, *flags: str, routers: tuple[Single, ...] = ()) -> Single:
-        """A worker, not yet started, that will dial these routers; none given: all that were made before it."""
-        dialled = routers or self.routers
-        addresses = ",".join(router.address for router in dialled)
+    def worker(
+        self,
+        role: str,
+        name: str,
+        *flags: str,
+        routers: tuple[Single, ...] = (),
+        routers_file: Path | None = None,
+    ) -> Single:
+        """A worker, not yet started, that will dial these routers, or those in a file.
+
+        Without either: all that were made before it.
+        """
+        addresses = ",".join(router.address for router in routers or self.routers)
+        dialled = addresses if routers_file is None else routers_file.as_uri()
         command = "worker" if role == "both" else role
-        return self._make(role, name, "--id", name, "--routers", addresses, *flags, command=command)
+        return self._make(role, name, "--id", name, "--routers", dialled, *flags, command=command)
 
     def twin(self, single: Single) -> Single:
         """Another process with the id of a worker, not yet started; killed at the end as all are."""

@@ -337,10 +337,20 @@ def test_follows_a_name_to_new_addresses_and_leaves_old_ones_when_they_end() -> 
     assert [address for _, address in world.dialled] == ["a:1", "b:1"]
 
 
-def test_an_unknown_name_keeps_the_old_addresses() -> None:
+def test_a_name_that_is_unknown_for_a_while_keeps_its_addresses_and_is_told_once() -> None:
     world = World({"a:1": good_router("r1")})
-    world.run(10.0, (1.0, lambda: world.names.update({"routers:1": []})))
-    assert world.events[:1] == ["opened 1 r1"] and len(world.dialled) == 1
+
+    def forget() -> None:
+        world.names["routers:1"] = []
+
+    def know_again() -> None:
+        world.names["routers:1"] = ["a:1"]
+
+    with capture_logs() as logs:
+        world.run(40.0, (1.0, forget), (12.0, world.close_r1), (25.0, know_again), (32.0, forget))
+    assert [event for event in world.events if event.startswith("opened")] == ["opened 1 r1", "opened 2 r1"]
+    told = [line["event"] for line in logs if line["event"] in ("router.unresolved", "router.resolved")]
+    assert told == ["router.unresolved", "router.resolved", "router.unresolved"]
 
 
 def test_two_addresses_of_one_router_do_not_take_turns() -> None:
