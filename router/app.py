@@ -44,6 +44,7 @@ from router.operators import Operators
 from router.placement import Placer
 from router.status import read_placements, read_status
 from router.structures import Structures
+from router.summary import refusals_told
 from router.text import ModelText, Work
 
 log = structlog.get_logger()
@@ -258,12 +259,13 @@ class RouterApp:
         Raises InvalidRequest at once for a request that breaks a rule, or whose id runs already; Draining if the
         router takes no more.
         """
-        if self.admission.draining:
-            raise Draining("this router is draining")
-        request.check(self.fleet.limits)
         request_id = request.request_id or draw_text_id(self._random, "req")
-        if request_id in self._conductors:
-            raise InvalidRequest("a request of this id is running", request_id=request_id)
+        with refusals_told(request_id, self.metrics):
+            if self.admission.draining:
+                raise Draining("this router is draining")
+            request.check(self.fleet.limits)
+            if request_id in self._conductors:
+                raise InvalidRequest("a request of this id is running", request_id=request_id)
         if deadline_left_s is None or not math.isfinite(deadline_left_s):
             deadline_left_s = self._config.timeouts.request_s
         conductor = Conductor(self._parts, request, request_id, deadline_left_s)

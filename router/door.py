@@ -11,6 +11,7 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO
 from router.app import RouterApp
+from router.summary import refusals_told
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -20,7 +21,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._app = app
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        asked = GenerateRequest.from_proto(request, self._app.fleet.limits)
+        with refusals_told(request.request_id, self._app.metrics):
+            asked = GenerateRequest.from_proto(request, self._app.fleet.limits)
         generation = self._app.generate(asked, deadline_left_s=context.time_remaining())
         stall = _Stall()
         generation.on_stalled = stall.end_write

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import structlog
@@ -26,6 +28,18 @@ class EndedRequest(Protocol):
     runs: list[ChoiceRun]
 
 
+@contextmanager
+def refusals_told(request_id: str, metrics: RouterMetrics) -> Iterator[None]:
+    """Counts and logs an error that ends a request before it began, and passes it on."""
+    try:
+        yield
+    except PdserveError as error:
+        status = error.code.value
+        metrics.requests.labels(status=status).inc()
+        log.info("request.refused", request_id=request_id[:64], status=status, error=str(error))
+        raise
+
+
 def log_finished(
     ended: EndedRequest,
     error: PdserveError | None,
@@ -34,7 +48,10 @@ def log_finished(
     *,
     explain: bool,
 ) -> None:
-    """Called once for every request, however it ended. explain: say also why each last placement was chosen."""
+    """Called once for every request that began, however it ended.
+
+    explain  say also why each last placement was chosen
+    """
     status = "OK" if error is None else error.code.value
     metrics.requests.labels(status=status).inc()
     for choice in ended.choices:

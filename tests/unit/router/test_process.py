@@ -83,6 +83,8 @@ def test_a_router_without_workers_answers_and_drains() -> None:
             with pytest.raises(grpc.RpcError) as refused:
                 list(stub.Generate(request, timeout=PATIENCE_S))
             assert refused.value.code() is code
+        with urllib.request.urlopen(f"http://{said['metrics']}/metrics", timeout=PATIENCE_S) as metrics:
+            assert b'pdserve_requests_total{status="INVALID_ARGUMENT"} 2.0' in metrics.read()
         with pytest.raises(grpc.RpcError) as unknown:
             stub.Abort(pb.AbortRequest(request_id="none"), timeout=PATIENCE_S)
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
