@@ -23,9 +23,19 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
 from types import NoneType, UnionType
-from typing import Annotated, Any, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    NoReturn,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -36,11 +46,8 @@ from pdserve.errors import InvalidRequest
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-Convert = Callable[[Any], Any]
-Check = Callable[[str, Any], None]
 Shape = Any
 """A descriptor of protobuf's: its stubs know several kinds of them."""
-_PLAIN = (int, float, str, bytes, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +60,6 @@ class Plan(Generic[T, M]):
 
 Plans = Mapping[type[Any], Plan[Any, Any]]
 """Classes that are converted by other rules than this module's."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """How one value is converted. write None: the message takes it as it stands."""
-
-    write: Convert | None
-    read: Convert
 
 
 def compile_plan(
@@ -146,167 +145,141 @@ class Numbers(Generic[T]):
 def _compile(cls: type[Any], descriptor: Shape, own: Plans, beside: tuple[str, ...]) -> Plan[Any, Any]:
     if cls in own:
         return own[cls]
-    hints = get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.name not in beside}
     there = dict(descriptor.fields_by_name)
-    derived = tuple(name for name in there if name not in fields)
+    derived = [name for name in there if name not in fields]
     if not fields.keys() <= there.keys() or not all(
         isinstance(getattr(cls, n, None), property) for n in derived
     ):
         raise TypeError(f"{cls.__name__} and {descriptor.full_name} have different fields")
 
-    plain: list[str] = []
-    writers: list[tuple[str, Convert]] = []
-    readers: list[tuple[str, Convert]] = []
-    checks: list[tuple[str, Check]] = []
+    source = _Source(own)
+    hints = get_type_hints(cls, include_extras=True)
+    written = {name: f"message.{name}" for name in derived}
+    read = {name: name for name in beside}
+    checks: list[str] = []
     for name, field in fields.items():
         hint = hints[name]
         if get_origin(hint) is Annotated:
             hint, *found = get_args(hint)
-            checks += [(name, check) for check in found]
-        hint, is_optional = _without_none(hint)
-        value = _value(hint, there[name], own)
-        if value is None and not is_optional:
-            plain.append(name)
-            continue
-        readers.append(
-            (name, _optional(there[name], value) if is_optional else _required(field, there[name], value))
+            checks += [f"{source.name(check)}({name!r}, message.{name})" for check in found]
+        form = source.field(hint, there[name], field.default)
+        written[name] = form.write.format(f"message.{name}")
+        read[name] = form.read.format(f"msg.{name}")
+    checks += [f"{source.name(_agree)}({n!r}, msg.{n}, message.{n})" for n in derived]
+    if hasattr(cls, "check"):
+        checks.append("message.check()")
+    return source.plan(cls, GetMessageClass(descriptor), written, read, checks, beside)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a value is converted: an expression each way, with {0} for the value."""
+
+    write: str = "{0}"
+    read: str = "{0}"
+
+
+_PLAIN = _Form()
+
+
+class _Source:
+    """The source of one plan's two functions, as `dataclasses` writes an __init__: faster than any loop over fields."""
+
+    def __init__(self, own: Plans) -> None:
+        self._own = own
+        self._scope: dict[str, Any] = {}
+
+    def name(self, thing: Any) -> str:
+        """By which the source calls this object."""
+        name = f"_{len(self._scope)}"
+        self._scope[name] = thing
+        return name
+
+    def plan(
+        self,
+        cls: type[Any],
+        kind: Any,
+        written: Mapping[str, str],
+        read: Mapping[str, str],
+        checks: list[str],
+        beside: tuple[str, ...],
+    ) -> Plan[Any, Any]:
+        """Compile what write and read give to the message and to the class."""
+        lines = (
+            "def write(message):",
+            f"    return {self.name(kind)}({', '.join(f'{name}={value}' for name, value in written.items())})",
+            f"def read({', '.join(('msg', *beside))}):",
+            f"    message = {self.name(cls)}({', '.join(f'{name}={value}' for name, value in read.items())})",
+            *(f"    {check}" for check in checks),
+            "    return message",
         )
-        if value is not None and value.write is not None:
-            writers.append((name, _unless_none(value.write) if is_optional else value.write))
+        exec("\n".join(lines), self._scope)
+        return Plan(self._scope["write"], self._scope["read"])
 
-    write = _writer(GetMessageClass(descriptor), (*fields, *derived), writers)
-    return Plan(write, _reader(cls, tuple(plain), readers, checks, derived))
+    def field(self, hint: Any, field: Shape, default: Any) -> _Form:
+        """How a field of this type is converted, which may be absent in one of the two."""
+        if get_origin(hint) in (Union, UnionType):
+            [hint] = (each for each in get_args(hint) if each is not NoneType)
+            form = self.value(hint, field)
+            is_there = f"msg.HasField({field.name!r})" if field.has_presence else "{0}"
+            write = form.write if form.write == "{0}" else f"None if {{0}} is None else {form.write}"
+            return _Form(write, f"{form.read} if {is_there} else None")
+        form = self.value(hint, field)
+        if not field.has_presence:
+            return form
+        absent = (
+            f"{self.name(_missing)}({field.name!r})" if default is dataclasses.MISSING else self.name(default)
+        )
+        return _Form(form.write, f"{form.read} if msg.HasField({field.name!r}) else {absent}")
 
+    def value(self, hint: Any, field: Shape) -> _Form:
+        """How a value of this type is converted."""
+        if hint in (int, float, str, bytes, bool):
+            return _PLAIN
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            numbers: Numbers[Any] = Numbers(hint, field.enum_type, field.name)
+            return self._calls(numbers.write, numbers.read)
+        if dataclasses.is_dataclass(hint):
+            plan = _compile(hint, field.message_type, self._own, ())  # type: ignore[arg-type]
+            return self._calls(plan.write, plan.read)
+        if get_origin(hint) is not tuple:
+            return self._calls(dict, dict)
+        item, *rest = get_args(hint)
+        if rest != [...]:
+            return self._row(field.message_type)
+        if item is bytes:
+            return _Form("b''.join({0})", f"{self.name(_hashes)}({field.name!r}, {{0}})")
+        is_run = get_origin(item) is tuple and get_args(item)[-1] is ...
+        form = self._run(field.message_type) if is_run else self.value(item, field)
+        if form is _PLAIN:
+            return _Form(read="tuple({0})")
+        write, read = form.write.format("each"), form.read.format("each")
+        return _Form(f"[{write} for each in {{0}}]", f"tuple([{read} for each in {{0}}])")
 
-def _writer(kind: Any, names: tuple[str, ...], writers: list[tuple[str, Convert]]) -> Convert:
-    take = _taker(names)
+    def _calls(self, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> _Form:
+        return _Form(f"{self.name(write)}({{0}})", f"{self.name(read)}({{0}})")
 
-    def write(message: Any) -> Any:
-        values = dict(zip(names, take(message)))
-        for name, convert in writers:
-            values[name] = convert(values[name])
-        return kind(**values)
+    def _row(self, descriptor: Shape) -> _Form:
+        names = [field.name for field in descriptor.fields]
+        values = ", ".join(f"{name}={{0}}[{index}]" for index, name in enumerate(names))
+        kind = self.name(GetMessageClass(descriptor))
+        return _Form(f"{kind}({values})", f"({', '.join(f'{{0}}.{name}' for name in names)})")
 
-    return write
-
-
-def _reader(
-    cls: type[Any],
-    plain: tuple[str, ...],
-    readers: list[tuple[str, Convert]],
-    checks: list[tuple[str, Check]],
-    derived: tuple[str, ...],
-) -> Callable[..., Any]:
-    """readers: of the fields that aren't plain, each from the whole message."""
-    take = _taker(plain)
-    check_whole = getattr(cls, "check", None)
-
-    def read(msg: Any, **beside: Any) -> Any:
-        values = dict(zip(plain, take(msg)))
-        for name, convert in readers:
-            values[name] = convert(msg)
-        for name, check in checks:
-            check(name, values[name])
-        message = cls(**values, **beside)
-        for name in derived:
-            if getattr(msg, name) != getattr(message, name):
-                raise InvalidRequest("a field contradicts the others", field=name, value=getattr(msg, name))
-        if check_whole is not None:
-            check_whole(message)
-        return message
-
-    return read
-
-
-def _taker(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gives the values of these attributes."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda each: tuple([getattr(each, name) for name in names])
-
-
-def _without_none(hint: Any) -> tuple[Any, bool]:
-    """The type, and whether it may be None instead."""
-    if get_origin(hint) in (Union, UnionType):
-        [inner] = (each for each in get_args(hint) if each is not NoneType)
-        return inner, True
-    return hint, False
+    def _run(self, descriptor: Shape) -> _Form:
+        [field] = descriptor.fields
+        return _Form(
+            f"{self.name(GetMessageClass(descriptor))}({field.name}={{0}})", f"tuple({{0}}.{field.name})"
+        )
 
 
-def _unless_none(convert: Convert) -> Convert:
-    return lambda value: None if value is None else convert(value)
+def _missing(name: str) -> NoReturn:
+    raise InvalidRequest("a part of the message is missing", field=name)
 
 
-def _optional(field: Shape, value: _Value | None) -> Convert:
-    name = field.name
-    read = None if value is None else value.read
-    if not field.has_presence:  # an enum
-        assert read is not None
-        return lambda msg: read(getattr(msg, name)) if getattr(msg, name) else None
-    if read is None:
-        return lambda msg: getattr(msg, name) if msg.HasField(name) else None
-    return lambda msg: read(getattr(msg, name)) if msg.HasField(name) else None
-
-
-def _required(ours: dataclasses.Field[Any], field: Shape, value: _Value | None) -> Convert:
-    assert value is not None
-    name, default, read = field.name, ours.default, value.read
-    if not field.has_presence:
-        return lambda msg: read(getattr(msg, name))
-
-    def read_message(msg: Any) -> Any:
-        if msg.HasField(name):
-            return read(getattr(msg, name))
-        if default is dataclasses.MISSING:
-            raise InvalidRequest("a part of the message is missing", field=name)
-        return default
-
-    return read_message
-
-
-def _value(hint: Any, field: Shape, own: Plans) -> _Value | None:
-    """None: taken and given as it stands."""
-    if hint in _PLAIN:
-        return None
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        numbers: Numbers[Any] = Numbers(hint, field.enum_type, field.name)
-        return _Value(numbers.write, numbers.read)
-    if dataclasses.is_dataclass(hint):
-        plan = _compile(hint, field.message_type, own, ())  # type: ignore[arg-type]
-        return _Value(plan.write, plan.read)
-    if get_origin(hint) is not tuple:
-        return _Value(dict, dict)
-    item, *rest = get_args(hint)
-    if rest != [...]:
-        return _row(field.message_type)
-    if item is bytes:
-        return _Value(b"".join, lambda joined: _hashes(field.name, joined))
-    if get_origin(item) is tuple and get_args(item)[-1] is ...:
-        return _each(_run(field.message_type))
-    return _each(_value(item, field, own))
-
-
-def _row(descriptor: Shape) -> _Value:
-    kind: Any = GetMessageClass(descriptor)
-    names = tuple(field.name for field in descriptor.fields)
-    return _Value(lambda row: kind(**dict(zip(names, row))), _taker(names))
-
-
-def _run(descriptor: Shape) -> _Value:
-    kind: Any = GetMessageClass(descriptor)
-    [name] = (field.name for field in descriptor.fields)
-    return _Value(lambda run: kind(**{name: run}), lambda msg: tuple(getattr(msg, name)))
-
-
-def _each(value: _Value | None) -> _Value:
-    if value is None:
-        return _Value(None, tuple)
-    write, read = value.write, value.read
-    assert write is not None
-    return _Value(
-        lambda items: [write(item) for item in items], lambda items: tuple([read(item) for item in items])
-    )
+def _agree(name: str, told: Any, derived: Any) -> None:
+    if told != derived:
+        raise InvalidRequest("a field contradicts the others", field=name, value=told)
 
 
 def _hashes(name: str, joined: bytes) -> tuple[bytes, ...]:
