@@ -31,7 +31,7 @@ Where things are:
     receiver.py         D's end; intake.py: how the bytes come; early.py: frames that overtook the engine
     lease.py            the state of one lease; lease_table.py: the live ones and the ended ids; cut.py: pieces
     stuck.py            the one log line of a lease that doesn't move
-    frames.py           all frames; link_frames.py, lease_frames.py, kind.py; fields.py reads what came from outside
+    frames.py           all frames, and what their fields may hold
     framing.py          header, msgpack body, check sum
     messages.py         what engine, loop and transfer owner say to each other
     metrics.py          what is counted

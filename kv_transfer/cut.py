@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kv_transfer.lease_frames import MAX_PIECE_BYTES
+from kv_transfer.frames import MAX_PIECE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ come back, by way of router and prefill worker, before a slow transfer owner has
 
 from __future__ import annotations
 
-from kv_transfer.frames import Commit, Ready, Withdraw
-from kv_transfer.kind import Kind
+from kv_transfer.frames import Commit, Kind, Ready, Withdraw
 
 _MAX_LEASES = 256
 _MAX_FRAMES = 64

@@ -12,16 +12,15 @@ Everything here comes from outside: each bound is checked before memory is taken
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 
-import msgpack
+from msgspec import DecodeError, ValidationError
+from msgspec.msgpack import Decoder, Encoder
 from xxhash import xxh3_64_intdigest
 
-from kv_transfer.fields import Fields
-from kv_transfer.frames import FRAME_CLASSES, Frame
-from kv_transfer.kind import Kind
-from kv_transfer.lease_frames import MAX_PIECE_BYTES
+from kv_transfer.frames import FRAME_CLASSES, MAX_PIECE_BYTES, Frame, Kind
 from pdserve.errors import InvalidRequest, InvariantViolated
 
 MAGIC = b"KV"
@@ -30,6 +29,11 @@ _HEADER = struct.Struct("<2sBBIIII")
 HEADER_BYTES = _HEADER.size
 _SUMMED_BYTES = HEADER_BYTES - 4
 _LOW_32 = 0xFFFFFFFF
+
+_ENCODER = Encoder()
+_DECODERS = {kind: Decoder(frame) for kind, frame in FRAME_CLASSES.items()}
+_FIELD = re.compile(r"`\$\.(\w+)|field `(\w+)`")
+"""Where msgspec's errors name the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,14 @@ def checksum(payload: memoryview | bytes) -> int:
 
 def encode(frame: Frame, generation: int, payload_bytes: int = 0) -> bytes:
     """Header and body; the payload, if any, is sent behind them as it lies in the pool."""
-    body: bytes = msgpack.packb(frame.body())
+    return enveloped(frame.kind, _ENCODER.encode(frame), generation, payload_bytes)
+
+
+def enveloped(kind: Kind, body: bytes, generation: int, payload_bytes: int = 0) -> bytes:
+    """A body behind its header."""
     if len(body) > MAX_BODY_BYTES:
-        raise InvariantViolated("a frame over the bound", frame=frame.kind.name, body_bytes=len(body))
-    head = _HEADER.pack(MAGIC, 0, frame.kind, generation, len(body), payload_bytes, 0)[:_SUMMED_BYTES]
+        raise InvariantViolated("a frame over the bound", frame=kind.name, body_bytes=len(body))
+    head = _HEADER.pack(MAGIC, 0, kind, generation, len(body), payload_bytes, 0)[:_SUMMED_BYTES]
     total = xxh3_64_intdigest(head + body) & _LOW_32
     return head + total.to_bytes(4, "little") + body
 
@@ -88,12 +96,15 @@ def parse_body(header: Header, body: bytes) -> Frame:
     if total != header.checksum:
         raise _malformed("sum", header.checksum, total)
     try:
-        unpacked = msgpack.unpackb(body)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise _malformed("body", "msgpack", type(error).__name__) from error
-    if not isinstance(unpacked, dict):
-        raise _malformed("body", "a map", type(unpacked).__name__)
-    return FRAME_CLASSES[header.kind].parse(Fields(header.kind.name, unpacked))
+        return _DECODERS[header.kind].decode(body)
+    except ValidationError as error:
+        found = _FIELD.search(str(error))
+        field = found and (found[1] or found[2])
+        raise InvalidRequest(
+            "malformed frame", frame=header.kind.name, field=field or "body", why=str(error)[:200]
+        ) from None
+    except (DecodeError, RecursionError) as error:
+        raise _malformed("body", "msgpack", type(error).__name__) from None
 
 
 def _malformed(field: str, want: object, got: object) -> InvalidRequest:

@@ -17,7 +17,7 @@ import hmac
 from enum import Enum
 
 from kv_transfer.facts import LinkFacts, agree, misfit
-from kv_transfer.link_frames import NONCE_BYTES, PROOF_BYTES, Hello, Proof
+from kv_transfer.frames import NONCE_BYTES, PROOF_BYTES, Hello, Proof
 from pdserve.errors import Stale
 from pdserve.ids import Random, WorkerRef
 
@@ -59,11 +59,11 @@ class Handshake:
 
     def hello(self, receiver: WorkerRef, generation: int) -> Hello:
         """What this side says first."""
-        return Hello(
-            sender=self._me,
-            receiver=receiver,
+        return Hello.of(
+            self._me,
+            receiver,
+            self.facts,
             generation=generation,
-            facts=self.facts,
             num_blocks=self._num_blocks,
             nonce=self._nonce,
             secret=self._secret is not None,

@@ -14,10 +14,9 @@ from typing import Protocol
 import structlog
 
 from kv_transfer.cut import Cut
-from kv_transfer.frames import Data, Frame, Pull, PulledPiece
+from kv_transfer.frames import MAX_PULLED_PIECES, Data, Frame, Pull, PulledPiece
 from kv_transfer.framing import checksum
 from kv_transfer.lease import ASKED, UNASKED, WRITTEN, ReceiveLease
-from kv_transfer.lease_frames import MAX_PULLED_PIECES
 from kv_transfer.metrics import TransferMetrics, count
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, InvariantViolated, KvCorrupt

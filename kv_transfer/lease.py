@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kv_transfer.lease_frames import Commit, PulledPiece
+from kv_transfer.frames import Commit, PulledPiece
 from pdserve.errors import PdserveError
 from pdserve.ids import WorkerRef
 

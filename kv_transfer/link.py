@@ -311,7 +311,7 @@ class Link:
     def end(self, error: PdserveError) -> None:
         """This side ends the link, and says why. Idempotent."""
         if self.phase is not Phase.DOWN:
-            self._send(Bye(errors.to_failure(error)))
+            self._send(Bye.of(errors.to_failure(error)))
             self._end(error)
 
     def _lost(self, error: PdserveError) -> WorkerLost:

@@ -13,9 +13,9 @@ import structlog
 from kv_transfer import messages
 from kv_transfer.cut import Cut
 from kv_transfer.facts import LinkFacts
+from kv_transfer.frames import MAX_PIECE_BYTES
 from kv_transfer.handshake import Handshake, Side
 from kv_transfer.intake import Intake
-from kv_transfer.lease_frames import MAX_PIECE_BYTES
 from kv_transfer.link import Link, Phase
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.orders import Order, Orders

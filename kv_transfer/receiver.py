@@ -25,13 +25,13 @@ from kv_transfer.frames import (
     Data,
     Fail,
     Frame,
+    Kind,
     Ready,
     Released,
     Stale,
     Withdraw,
 )
 from kv_transfer.intake import Intake, IntakePort
-from kv_transfer.kind import Kind
 from kv_transfer.lease import ReceiveLease, ReceiveState
 from kv_transfer.lease_table import LeaseTable
 from kv_transfer.metrics import TransferMetrics, count
@@ -335,7 +335,7 @@ class Receiver:
 
     def _fail(self, lease: ReceiveLease, error: PdserveError) -> None:
         """D ends the lease: P is told."""
-        self._port.send(Fail(lease.lease_id, errors.to_failure(error)))
+        self._port.send(Fail.of(lease.lease_id, errors.to_failure(error)))
         self._retire(lease, error)
 
     def _retire(self, lease: ReceiveLease, error: PdserveError) -> None:

@@ -20,12 +20,14 @@ import structlog
 
 from kv_transfer import messages
 from kv_transfer.frames import (
+    MAX_READY_IDS,
     Ack,
     Commit,
     Confirm,
     Data,
     Fail,
     Frame,
+    Kind,
     Pull,
     PulledPiece,
     Ready,
@@ -34,9 +36,7 @@ from kv_transfer.frames import (
     Withdraw,
 )
 from kv_transfer.framing import checksum
-from kv_transfer.kind import Kind
 from kv_transfer.lease import SendLease, SendState
-from kv_transfer.lease_frames import MAX_READY_IDS
 from kv_transfer.lease_table import LeaseTable
 from kv_transfer.metrics import TransferMetrics, count
 from kv_transfer.stuck import log_if_stuck
@@ -163,7 +163,7 @@ class Sender:
             return
         lease.enter(SendState.COMMITTED, self._clock.now_s())
         num_sent_blocks = lease.num_blocks - lease.num_skip
-        self._port.send(Commit(lease.lease_id, num_sent_blocks, message.first_token, message.logprobs))
+        self._port.send(Commit.of(lease.lease_id, num_sent_blocks, message.first_token, message.logprobs))
 
     def withdraw(self, message: messages.Withdraw) -> None:
         """The engine gives the lease up; nothing happens if it is closed already."""
@@ -334,7 +334,7 @@ class Sender:
 
     def _give_up(self, lease: SendLease, error: PdserveError) -> None:
         """P ends the lease: D is told."""
-        self._port.send(Withdraw(lease.lease_id, errors.to_failure(error)))
+        self._port.send(Withdraw.of(lease.lease_id, errors.to_failure(error)))
         self._close(lease, error)
 
     def _close(self, lease: SendLease, error: PdserveError) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from kv_transfer.frames import Kind
 from kv_transfer.framing import HEADER_BYTES, kind_of
-from kv_transfer.kind import Kind
 from kv_transfer.transports.port import Channel, Network, Sink
 from pdserve.clock import Clock
 from pdserve.ids import Random

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from kv_transfer.frames import Data
 from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header
-from kv_transfer.lease_frames import Data
 from kv_transfer.transports.port import Sink
 from pdserve.clock import Clock
 from pdserve.errors import InvariantViolated

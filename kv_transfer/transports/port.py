@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kv_transfer.frames import Frame
-from kv_transfer.lease_frames import Data
+from kv_transfer.frames import Data, Frame
 
 
 class Sink(Protocol):

@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from kv_transfer.frames import Data
 from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, Header, parse_body, parse_header
-from kv_transfer.lease_frames import Data
 from kv_transfer.transports.port import Sink
 from pdserve.errors import InvariantViolated
 

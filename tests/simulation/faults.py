@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from kv_transfer.kind import Kind as FrameKind
+from kv_transfer.frames import Kind as FrameKind
 from pdserve.errors import PdserveError
 from pdserve.messages import Role
 from pdserve.service.lifecycle import EXIT_SUPERSEDED

@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kv_transfer.frames import Frame
+from kv_transfer.frames import Data, Frame, Kind
 from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header
-from kv_transfer.kind import Kind
-from kv_transfer.lease_frames import Data
 from kv_transfer.transports.faulty import Action, FaultyChannel, FaultyNetwork
 from kv_transfer.transports.port import Channel, Network, Sink
 from pdserve.clock import Clock

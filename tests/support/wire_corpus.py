@@ -88,6 +88,15 @@ def plain(value: Any) -> Any:
     return value
 
 
+def said(message: Any, says: Any) -> Any:
+    """The same of a message of today: the fields that it had when it was frozen, in whatever form it has them now."""
+    if isinstance(says, dict) and not isinstance(message, Mapping):
+        return {name: said(getattr(message, name), value) for name, value in says.items()}
+    if isinstance(says, list) and len(message) == len(says):
+        return [said(now, then) for now, then in zip(message, says)]
+    return plain(message)
+
+
 @cache
 def lines() -> tuple[Line, ...]:
     """The whole corpus."""

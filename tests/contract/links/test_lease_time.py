@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_transfer import messages
-from kv_transfer.kind import Kind
+from kv_transfer.frames import Kind
 from kv_transfer.transports.faulty import Action, Fault, OnKind
 from pdserve.errors import PdserveError, Stale, WorkerLost
 from pdserve.service.config import TimeoutsConfig

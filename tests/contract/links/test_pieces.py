@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kv_transfer import messages
-from kv_transfer.kind import Kind
+from kv_transfer.frames import Kind
 from kv_transfer.transports.faulty import Action, Fault, OnKind
 from pdserve.errors import KvCorrupt
 from tests.contract.links.world import LAYOUT, World, assert_at_rest, assert_handed_off, link_states

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kv_transfer.frames import Data, Frame, Ready
+from kv_transfer.frames import Data, Frame, Kind, Ready
 from kv_transfer.framing import encode
-from kv_transfer.kind import Kind
 from kv_transfer.transports.faulty import Action, Drawn, FaultyNetwork, OnKind, Scripted
 from kv_transfer.transports.memory import MemoryNetwork
 from kv_transfer.transports.memory_channel import MAX_QUEUED_FRAMES

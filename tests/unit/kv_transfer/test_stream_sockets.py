@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kv_transfer.frames import Ping
 from kv_transfer.framing import encode
-from kv_transfer.link_frames import Ping
 from kv_transfer.transports.stream import StreamNetwork
 from kv_transfer.transports.stream_channel import MAX_QUEUED_BYTES, StreamChannel
 from kv_transfer.transports.stream_dial import greeting, nonce_of

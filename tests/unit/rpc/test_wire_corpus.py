@@ -11,7 +11,7 @@ from kv_transfer.frames import FRAME_CLASSES
 from pdserve import messages as m
 from pdserve import response
 from pdserve.sampling import FinishReason
-from tests.support.wire_corpus import WIRES, Line, lines, plain
+from tests.support.wire_corpus import WIRES, lines, said
 
 KINDS = sorted({(line.wire, line.kind) for line in lines()})
 
@@ -22,21 +22,8 @@ def test_frozen_bytes_are_read_and_written_the_same(wire: str, kind: str) -> Non
         if (line.wire, line.kind) == (wire, kind):
             message = WIRES[wire].read(line.octets)
             assert type(message).__name__ == kind
-            assert _said(message, line) == line.says
+            assert said(message, line.says) == line.says
             assert WIRES[wire].write(message) == line.octets
-
-
-def _said(message: Any, line: Line) -> Any:
-    """Of the fields that the message had when it was frozen; a field added since has its default."""
-    return _only(plain(message), line.says)
-
-
-def _only(now: Any, then: Any) -> Any:
-    if isinstance(now, dict) and isinstance(then, dict):
-        return {name: _only(value, then[name]) for name, value in now.items() if name in then}
-    if isinstance(now, list) and isinstance(then, list) and len(now) == len(then):
-        return [_only(value, before) for value, before in zip(now, then)]
-    return now
 
 
 def test_the_corpus_holds_every_kind() -> None:
