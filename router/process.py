@@ -46,7 +46,7 @@ async def run_router(config: Config, stop_grace_s: float = STOP_GRACE_S) -> int:
     clock, random = SystemClock(), system_random()
     router_id = config.router.id or draw_text_id(random, "router")
     set_up_logs(config.log, role="router", router=router_id)
-    log.info("config.effective", **config.effective())
+    log.debug("router.configured", **config.effective())
     secret = read_secret(config.cluster.secret_file)  # before the loop has anything else to do
     tokenizer = load_tokenizer(config.router.model) if config.router.model else None
     work, structure_work = ThreadWork(), ThreadWork(NUM_THREADS, "structures")

@@ -36,6 +36,7 @@ class ProcessSpec:
     """One child: who it is and how it is started.
 
     metrics  host:port of its HTTP server, where its readiness is asked for
+    has_weights  whether it has to load any before it is ready
     cores    CPU numbers it is kept on; empty = wherever the system likes
     environ  all of its environment
     """
@@ -46,6 +47,7 @@ class ProcessSpec:
     metrics: str
     environ: Mapping[str, str]
     cores: tuple[int, ...] = ()
+    has_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ def make_plan(
             command=(*PROGRAM, *arguments_of(role, values, config_file)),
             metrics=dialled(address),
             cores=kept_on,
+            has_weights=role != "router" and config.engine.kind == "torch",
             environ=environ_of(role, config.engine, environ),
         )
 

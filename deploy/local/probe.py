@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from pdserve.service.address import split_address
 
 _LIMIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """How far a worker has loaded its weights."""
+
+    num_bytes: int
+    total_bytes: int
+
+
+NOTHING = Loaded(0, 0)
+"""Of a worker that doesn't say yet."""
 
 
 async def is_ready(address: str) -> bool:
@@ -21,6 +34,23 @@ async def why_not_ready(address: str) -> str | None:
         return ""
     status, body = answer
     return None if status == 200 else ", ".join(body.split("\n")[:-1])
+
+
+async def fetch_loaded(address: str) -> Loaded | None:
+    """What /metrics at host:port says of the weights; None if nobody answers."""
+    answer = await fetch(address, "/metrics")
+    if answer is None:
+        return None
+    loaded, total = (gauge(answer[1], f"pdserve_model_{kind}bytes") for kind in ("loaded_", ""))
+    return Loaded(int(loaded), int(total))
+
+
+def gauge(text: str, name: str) -> float:
+    """The value of a gauge without labels in Prometheus text; 0 if it isn't there."""
+    for line in text.splitlines():
+        if line.startswith(name + " "):
+            return float(line.split()[1])
+    return 0.0
 
 
 async def fetch(address: str, path: str) -> tuple[int, str] | None:

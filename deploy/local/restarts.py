@@ -14,6 +14,7 @@ class RestartPolicy:
     stable_s           a child that was ready for so long starts afresh: its next end is its first again
     max_failed_starts  ends in a row of a child that was never ready: what has not worked once won't by itself
     final_exits        exit code → why starting it again would change nothing
+    final_starts       the same of a child that was never ready: once it was, the reason may pass
     """
 
     first_delay_s: float = 0.2
@@ -22,6 +23,7 @@ class RestartPolicy:
     stable_s: float = 10.0
     max_failed_starts: int = 3
     final_exits: Mapping[int, str]
+    final_starts: Mapping[int, str]
 
     def delay_s(self, num_in_a_row: int) -> float:
         """Delay before the start that follows the n-th end in a row, n from 1."""
@@ -58,8 +60,13 @@ class Restarts:
         ready_s  how long it had been ready; None = it never became ready this time
         """
         self._ever_ready = self._ever_ready or ready_s is not None
-        if code in self._policy.final_exits:
-            return GiveUp(self._policy.final_exits[code])
+        final = (
+            self._policy.final_exits
+            if self._ever_ready
+            else {**self._policy.final_exits, **self._policy.final_starts}
+        )
+        if code in final:
+            return GiveUp(final[code])
         stable = ready_s is not None and ready_s >= self._policy.stable_s
         self._num_in_a_row = 1 if stable else self._num_in_a_row + 1
         if not self._ever_ready and self._num_in_a_row >= self._policy.max_failed_starts:
@@ -68,10 +75,10 @@ class Restarts:
 
 
 def exit_text(code: int) -> str:
-    """An exit status in words."""
+    """An exit status in words that go behind the name of a process."""
     if code >= 0:
-        return f"exit code {code}"
+        return f"ended with exit code {code}"
     try:
-        return f"killed by {signal.Signals(-code).name}"
+        return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"killed by signal {-code}"
+        return f"was killed by signal {-code}"

@@ -5,41 +5,45 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deploy.local.child import Child
 from deploy.local.output import Output
 from deploy.local.plan import Plan, ProcessSpec
-from deploy.local.probe import why_not_ready
+from deploy.local.probe import NOTHING, Loaded, fetch_loaded, why_not_ready
 from deploy.local.ready_file import ProcessRow, remove_ready_file, write_ready_file
 from deploy.local.restarts import Again, GiveUp, RestartPolicy, Restarts, exit_text
+from deploy.local.screen import ERROR_PREFIX, Screen
 from pdserve.clock import Clock
 
 _PROBE_S = 0.1
 # What a draining child may need beyond drain_s to close its sockets.
 _DRAIN_MARGIN_S = 5.0
-_SOURCE = "up"
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One process of the plan and its present incarnation; `lacks` is what it said when it wasn't ready."""
+    """One process of the plan and its present incarnation.
+
+    lacks   what it said when it wasn't ready
+    loaded  how far its weights are, if it is a worker that has any
+    """
 
     spec: ProcessSpec
     restarts: Restarts
     child: Child | None = None
     ready_since_s: float | None = None
     lacks: str = ""
+    loaded: Loaded = NOTHING
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Supervisor:
     """Event-loop thread of the main thread only (it takes the signals); one `run`.
 
-    say           takes what a script may wait for: that the cluster is ready, that a process is back
     extra_ready   asked after all processes are ready; the ready line waits for its True
-    slow_start_s  a start that takes so long says what it waits for, again and again
+    slow_start_s  a start in which nothing moves for so long says what it waits for, again and again
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class Supervisor:
         *,
         policy: RestartPolicy,
         output: Output,
-        say: Callable[[str], None],
+        screen: Screen,
         title: str,
         ready_file: Path | None,
         drain_s: float,
@@ -58,7 +62,7 @@ class Supervisor:
     ) -> None:
         self._plan = plan
         self._output = output
-        self._say = say
+        self._screen = screen
         self._title = title
         self._ready_file = ready_file
         self._drain_s = drain_s
@@ -70,7 +74,7 @@ class Supervisor:
         self._announced = False
         self._fault: str | None = None
         self._killed = False
-        self._started_s = clock.now_s()
+        self._started_s = self._moved_s = clock.now_s()
 
     async def run(self) -> str | None:
         """Start everything and serve until a signal has drained it; returns what went wrong, or None."""
@@ -93,7 +97,9 @@ class Supervisor:
     def _on_signal(self) -> None:
         if not self._stopping.is_set():
             self._stopping.set()
-            self._tell(f"draining, at most {self._drain_s:g} s; once more (Ctrl-C) ends everything now")
+            self._screen.tell(
+                f"draining, at most {self._drain_s:g} s; once more (Ctrl-C) ends everything now"
+            )
             return
         self._killed = True
         self._fault = self._fault or "ended before everything was drained"
@@ -104,9 +110,6 @@ class Supervisor:
     def _fail(self, reason: str) -> None:
         self._fault = self._fault or reason
         self._stopping.set()
-
-    def _tell(self, text: str) -> None:
-        self._output.line(_SOURCE, text)
 
     # --- one process
 
@@ -120,8 +123,9 @@ class Supervisor:
                     self._fail(f"{slot.spec.id} can't be started: {error}")
                     return
                 if self._stopping.is_set():
-                    if code not in (0, -signal.SIGKILL if self._killed else 0):
-                        self._tell(f"{slot.spec.id} ended with {exit_text(code)} while draining")
+                    # Of one that has never served, a stop at any point is good.
+                    if ready_s is not None and code not in (0, -signal.SIGKILL if self._killed else 0):
+                        self._screen.tell(f"{slot.spec.id} {exit_text(code)} while draining")
                     return
                 if not await self._goes_on(slot, code, ready_s, last_line):
                     return
@@ -131,17 +135,19 @@ class Supervisor:
     async def _goes_on(self, slot: _Slot, code: int, ready_s: float | None, last_line: str) -> bool:
         """Whether the child is to be started again; returns when it is time to."""
         name = slot.spec.id
+        said = f"; it said: {last_line.removeprefix(ERROR_PREFIX)}" if last_line else ""
         match slot.restarts.after_exit(code, ready_s):
             case Again(delay_s, num_in_a_row):
                 often = f", {num_in_a_row} times in a row" if num_in_a_row > 1 else ""
-                self._tell(f"{name} ended with {exit_text(code)}{often}; starting it again in {delay_s:g} s")
+                why = said if last_line.startswith(ERROR_PREFIX) else ""
+                again = f"starting it again in {delay_s:g} s"
+                self._screen.tell(f"{name} {exit_text(code)}{often}{why}; {again}")
                 await self._pause(delay_s)
                 return True
             case GiveUp(reason):
-                said = f"; it said: {last_line}" if last_line else ""
-                told = f"{name} ended with {exit_text(code)}: {reason}{said}"
+                told = f"{name} {exit_text(code)}: {reason}{said}"
                 if self._announced and slot is not self._slots[0]:
-                    self._tell(f"{told}; it is not started again, the others go on")
+                    self._screen.tell(f"{told}; it is not started again, the others go on")
                     self._write_ready_file()
                 else:  # it can't become what was asked for, or nobody could reach the rest
                     self._fail(told)
@@ -167,8 +173,14 @@ class Supervisor:
         return code, None if since_s is None else self._clock.now_s() - since_s, child.last_line
 
     async def _await_ready(self, slot: _Slot) -> None:
+        started_s = self._clock.now_s()
         while (lacks := await why_not_ready(slot.spec.metrics)) is not None:
             slot.lacks = lacks
+            if slot.spec.has_weights and not self._announced:
+                before, slot.loaded = slot.loaded, await fetch_loaded(slot.spec.metrics) or slot.loaded
+                if slot.loaded != before:
+                    self._moved_s = self._clock.now_s()
+                self._screen.loading([each.loaded for each in self._slots if each.spec.has_weights])
             await self._pause(_PROBE_S)
             if self._stopping.is_set():
                 return
@@ -176,7 +188,12 @@ class Supervisor:
         slot.ready_since_s = self._clock.now_s()
         if self._announced:
             self._write_ready_file()
-            self._say(f"{slot.spec.id} is back (pid {slot.child.pid})")
+            self._screen.say(f"{slot.spec.id} is back (pid {slot.child.pid})")
+            return
+        slot.loaded = replace(slot.loaded, num_bytes=slot.loaded.total_bytes)
+        self._screen.tell(f"{slot.spec.id} is ready, in {slot.ready_since_s - started_s:.1f} s")
+        if all(each.ready_since_s is not None for each in self._slots):
+            self._screen.loading(())
 
     async def _pause(self, delay_s: float) -> None:
         """Wait so long, or until everything stops."""
@@ -190,18 +207,17 @@ class Supervisor:
 
     async def _announce(self) -> None:
         """Write the ready file and say the one line, once all processes are ready and a request would be served."""
-        told_s = self._started_s
         while not self._stopping.is_set():
             waiting = [_waiting_for(slot) for slot in self._slots if slot.ready_since_s is None]
             if not waiting and await self._extra_ready(self._plan):
                 self._announced = True
                 self._write_ready_file()
                 took_s = self._clock.now_s() - self._started_s
-                self._say(f"pdserve is ready at {self._plan.target}: {self._title}, in {took_s:.1f} s")
+                self._screen.say(f"pdserve is ready at {self._plan.target}: {self._title}, in {took_s:.1f} s")
                 return
-            if self._clock.now_s() - told_s >= self._slow_start_s:
-                told_s = self._clock.now_s()
-                self._tell(f"still waiting for {', '.join(waiting) or 'a link between the workers'}")
+            if self._clock.now_s() - self._moved_s >= self._slow_start_s:
+                self._moved_s = self._clock.now_s()
+                self._screen.tell(f"still waiting for {', '.join(waiting) or 'a link between the workers'}")
             await self._pause(_PROBE_S)
 
     def _write_ready_file(self) -> None:
@@ -220,6 +236,7 @@ class Supervisor:
     async def _drain(self) -> None:
         """When everything stops: the router first, since its streams need the workers; then these."""
         await self._stopping.wait()
+        self._screen.loading(())
         await self._end(self._slots[:1])
         await self._end(self._slots[1:])
 
@@ -234,7 +251,7 @@ class Supervisor:
         except TimeoutError:
             for slot in slots:
                 if slot.child is not None:
-                    self._tell(f"{slot.spec.id} has not drained in time; killing it")
+                    self._screen.tell(f"{slot.spec.id} has not drained in time; killing it")
                     slot.child.kill()
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from deploy.local.output import FolderOutput, Output, PrefixedOutput
 from deploy.local.plan import Plan, Shape, make_plan
 from deploy.local.ports import PortReservations
-from deploy.local.probe import fetch
+from deploy.local.probe import fetch, gauge
 from deploy.local.restarts import RestartPolicy
+from deploy.local.screen import PlainScreen, Screen, TerminalScreen
 from deploy.local.supervisor import Supervisor
 from pdserve.clock import SystemClock
 from pdserve.service.config import Config
@@ -28,6 +29,7 @@ class UpOptions:
     config       effective configuration, of which the supervisor itself uses a few values
     config_file  given on to the children, with `flags` ("table.key" → value) on top
     log_dir      folder for the children's output; None = on standard error, under prefixes
+    is_terminal  whether standard error is one: then a person looks on, who wants few lines
     """
 
     shape: Shape
@@ -36,6 +38,7 @@ class UpOptions:
     flags: Mapping[str, object] = field(default_factory=dict)
     ready_file: Path | None = None
     log_dir: Path | None = None
+    is_terminal: bool = False
 
 
 def run_up(options: UpOptions) -> str | None:
@@ -54,23 +57,28 @@ def run_up(options: UpOptions) -> str | None:
             environ=os.environ,
             reserve=ports.reserve,
         )
+        width = max(len(spec.id) for spec in plan.processes)
+        terminal = stack.enter_context(TerminalScreen(sys.stderr, width)) if options.is_terminal else None
         output: Output
-        if options.log_dir is None:
-            output = PrefixedOutput(sys.stderr, max(len(spec.id) for spec in plan.processes))
-        else:
+        if options.log_dir is not None:
             output = stack.enter_context(FolderOutput(options.log_dir))
-        return asyncio.run(_supervise(options, plan, output))
+        else:
+            output = terminal or PrefixedOutput(sys.stderr, width)
+        return asyncio.run(_supervise(options, plan, output, terminal or PlainScreen(output)))
 
 
-async def _supervise(options: UpOptions, plan: Plan, output: Output) -> str | None:
+async def _supervise(options: UpOptions, plan: Plan, output: Output, screen: Screen) -> str | None:
     engine = options.config.engine
     model = options.config.worker.model if engine.kind == "torch" else "the fake engine"
     serves_alone = options.shape.num_both > 0 or options.config.router.allow_local_prefill
     supervisor = Supervisor(
         plan,
-        policy=RestartPolicy(final_exits=FINAL_EXITS),
+        policy=RestartPolicy(
+            final_exits={EXIT_SUPERSEDED: "another process has its id"},
+            final_starts={EXIT_USAGE: "it can't start with these settings"},
+        ),
         output=output,
-        say=_say,
+        screen=screen,
         title=f"{model} on {options.shape}",
         ready_file=options.ready_file,
         drain_s=options.config.timeouts.drain_s,
@@ -80,31 +88,10 @@ async def _supervise(options: UpOptions, plan: Plan, output: Output) -> str | No
     return await supervisor.run()
 
 
-def _say(line: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-
-
-# What a new start would not change.
-FINAL_EXITS = {
-    EXIT_USAGE: "it was started wrongly",
-    EXIT_SUPERSEDED: "another process has its id",
-}
-
-
 async def can_serve(plan: Plan) -> bool:
     """Whether the router has a pair that can take a request, as its metrics say."""
     answer = await fetch(plan.router.metrics, "/metrics")
     return answer is not None and gauge(answer[1], "pdserve_pairs_up") >= 1
-
-
-def gauge(text: str, name: str) -> float:
-    """The value of a gauge without labels in Prometheus text; 0 if it isn't there."""
-    for line in text.splitlines():
-        if line.startswith(name + " "):
-            return float(line.split()[1])
-    return 0.0
 
 
 async def _at_once(plan: Plan) -> bool:

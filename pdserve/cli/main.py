@@ -1,6 +1,7 @@
 """The commands: picks one, runs it, and turns errors into one line and an exit code.
 
-Exit codes: 0 done · 1 refused or failed, the line says what to do · 2 wrong usage · 130 stopped by Ctrl-C.
+Exit codes: 0 done · 1 refused or failed, the line says what to do · 2 wrong usage, or a process that can't be started
+with these settings · 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
 
-from pdserve.errors import PdserveError, primary
+from pdserve.errors import Code, PdserveError, primary
 
 DEBUG_VARIABLE = "PDSERVE_DEBUG"
+# Errors that another start of a process with the same settings would only repeat.
+_OPERATORS = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.FAILED_PRECONDITION)
 _DESCRIPTION = """\
 Serves large language models with prefill and decode on different workers.
 
@@ -45,8 +48,11 @@ class CommandModule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Command:
+    """serves: it is one process of a cluster, which somebody may start again."""
+
     module: str
     help: str
+    serves: bool = False
 
 
 _COMMANDS = {
@@ -58,10 +64,10 @@ _COMMANDS = {
     "role": _Command("pdserve.cli.role", "give a running worker another role"),
     "drain": _Command("pdserve.cli.drain", "let a running worker serve what it has, and end"),
     "model": _Command("pdserve.cli.model", "what is in a model folder or file"),
-    "router": _Command("pdserve.cli.router", "start one router process"),
-    "prefill": _Command("pdserve.cli.worker", "start one prefill worker process"),
-    "decode": _Command("pdserve.cli.worker", "start one decode worker process"),
-    "worker": _Command("pdserve.cli.worker", "start one worker process; its role is a setting"),
+    "router": _Command("pdserve.cli.router", "start one router process", serves=True),
+    "prefill": _Command("pdserve.cli.worker", "start one prefill worker process", serves=True),
+    "decode": _Command("pdserve.cli.worker", "start one decode worker process", serves=True),
+    "worker": _Command("pdserve.cli.worker", "start one worker process; its role is a setting", serves=True),
     "version": _Command("pdserve.cli.version", "versions of pdserve and of what it runs on"),
 }
 
@@ -91,10 +97,11 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     if not arguments:
         build_parser(arguments).print_help()
         return 2
+    serves = False
     try:
         parsed = build_parser(arguments).parse_args(arguments)
-        module = _module(parsed.command)
-        code = module.run(parsed)
+        serves = _COMMANDS[parsed.command].serves
+        code = _module(parsed.command).run(parsed)
         sys.stdout.flush()
     except SystemExit as stop:  # argparse: help, or wrong usage
         return stop.code if isinstance(stop.code, int) else 1
@@ -105,9 +112,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except PdserveError as error:
-        return _report(error, debug)
+        return _report(error, debug, serves=serves)
     except BaseExceptionGroup as group:
-        return _report(primary(group), debug)
+        return _report(primary(group), debug, serves=serves)
     except Exception as error:  # the outermost frame of the process: whatever is left becomes one line
         return _report(error, debug)
     return code
@@ -144,7 +151,7 @@ def _module(name: str) -> CommandModule:
     return cast(CommandModule, importlib.import_module(_COMMANDS[name].module))
 
 
-def _report(error: BaseException, debug: bool) -> int:
+def _report(error: BaseException, debug: bool, *, serves: bool = False) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     if debug:
@@ -154,7 +161,8 @@ def _report(error: BaseException, debug: bool) -> int:
     else:
         what = _one_line(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"error: unexpected {what} ({DEBUG_VARIABLE}=1 shows where)\n")
-    return 1
+    is_final = isinstance(error, PdserveError) and error.code in _OPERATORS
+    return 2 if serves and is_final else 1
 
 
 def _one_line(text: str) -> str:

@@ -48,8 +48,11 @@ def given_settings(arguments: argparse.Namespace, shorts: Mapping[str, str]) -> 
 
 
 def read_settings(
-    arguments: argparse.Namespace, shorts: Mapping[str, str], environ: Mapping[str, str] = os.environ
+    arguments: argparse.Namespace,
+    shorts: Mapping[str, str],
+    environ: Mapping[str, str] = os.environ,
+    defaults: Mapping[str, object] | None = None,
 ) -> Config:
     """The configuration: defaults, then the file, the environment, the flags. Raises ConfigError in one line."""
     own = {name: value for name, value in environ.items() if name != DEBUG_VARIABLE}
-    return load(arguments.config, own, given_settings(arguments, shorts))
+    return load(arguments.config, own, given_settings(arguments, shorts), defaults)

@@ -14,7 +14,8 @@ from pdserve.service.settings import ConfigError
 DESCRIPTION = """\
 Starts a router, prefill and decode workers as child processes, starts again what dies, and drains them on SIGTERM or
 Ctrl-C (a second one ends them at once). Prints one line when requests will be served. Every setting of the
-configuration is a flag as well; all children get it.
+configuration is a flag as well; all children get it. In a terminal there is a line for each process, a bar while
+models load, and of the children's logs only warnings: --log.level info or a log folder keeps the rest.
 """
 
 
@@ -40,15 +41,18 @@ def run(arguments: argparse.Namespace) -> int:
     from deploy.local.plan import Shape
     from deploy.local.up import UpOptions, run_up
 
-    config = read_settings(arguments, UP)
+    is_terminal = sys.stderr.isatty()
+    is_quiet = is_terminal and arguments.log_dir is None
+    config = read_settings(arguments, UP, defaults={"log.level": "warning"} if is_quiet else None)
     prefill, decode, both = counts_of(arguments)
     options = UpOptions(
         shape=Shape(num_prefill=prefill, num_decode=decode, num_both=both),
         config=config,
         config_file=None if arguments.config is None else arguments.config.absolute(),
-        flags=given_settings(arguments, UP),
+        flags={"log.level": config.log.level, **given_settings(arguments, UP)},
         ready_file=None if arguments.ready_file is None else arguments.ready_file.absolute(),
         log_dir=arguments.log_dir,
+        is_terminal=is_terminal,
     )
     _check_ready_file(options.ready_file)
     _check_model(config)

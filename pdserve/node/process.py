@@ -59,10 +59,10 @@ async def run_worker(
     epoch = Epoch(clock.wall_ns(), random.getrandbits(64))
     me = WorkerRef(config.worker.id or draw_text_id(random, role.value), epoch)
     set_up_logs(config.log, role=role.value, worker=me.id)
-    log.info("worker.configured", epoch=str(epoch), **config.effective())
+    log.debug("worker.configured", epoch=str(epoch), **config.effective())
     secret = read_secret(config.cluster.secret_file)
     metrics = WorkerMetrics()
-    health = _Health()
+    health = _Health(metrics)
     http = HttpServer(metrics.registry, health.not_alive, health.not_ready)
     metrics_address = await http.start(config.metrics.listen)
     try:
@@ -110,9 +110,10 @@ def _log_loaded(model: LoadedModel, progress: LoadProgress) -> None:
 
 
 class _Health:
-    """What /healthz and /readyz say."""
+    """What /healthz and /readyz say, and /metrics of the weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
         self.worker: Worker | None = None
         self.is_broken = False
         self._load: LoadState | None = None
@@ -120,6 +121,8 @@ class _Health:
     def on_load(self, state: object) -> None:
         assert isinstance(state, LoadState)
         self._load = state
+        self._metrics.model_bytes.set(state.total_bytes)
+        self._metrics.loaded_bytes.set(state.loaded_bytes)
 
     def not_alive(self) -> Sequence[str]:
         return ["the engine or the links are broken"] if self.is_broken else []

@@ -270,14 +270,18 @@ def load(
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> Config:
     """Read the configuration.
 
-    environ  usually os.environ; only names with the prefix PDSERVE_ matter
-    flags    "table.key" (dashes or underscores) → text, or a value of the key's type
+    environ   usually os.environ; only names with the prefix PDSERVE_ matter
+    flags     "table.key" (dashes or underscores) → text, or a value of the key's type
+    defaults  "table.key" → what holds here instead of the usual default
     Raises ConfigError (one line: where, key, value, what is wanted); blocks on a file read.
     """
     values: dict[str, dict[str, object]] = {table: {} for table in _TABLES}
+    for name, value in (defaults or {}).items():
+        values[_BY_NAME[name].table][_BY_NAME[name].key] = value
     if file is not None:
         _read_file(file, values)
     for variable, text in (environ or {}).items():

@@ -46,6 +46,8 @@ class WorkerMetrics:
             registry=r,
         )
         self.load_s = Gauge("pdserve_model_load_seconds", "What loading the model took.", registry=r)
+        self.model_bytes = Gauge("pdserve_model_bytes", "Size of the model's weights as stored.", registry=r)
+        self.loaded_bytes = Gauge("pdserve_model_loaded_bytes", "Of these, what is loaded.", registry=r)
         self.running = Gauge("pdserve_running_sequences", "Sequences in the batch.", registry=r)
         self.waiting = Gauge(
             "pdserve_waiting_requests", "Requests that wait for blocks or their turn.", registry=r

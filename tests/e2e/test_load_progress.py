@@ -19,6 +19,7 @@ from tests.support.processes import START_LIMIT_S, STOP_LIMIT_S, LocalCluster
 from tests.unit.engine_torch.random_model import SMALL, write_random_model
 
 HIDDEN_CURSOR, SHOWN_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
+NAMES = ("router", "prefill-0", "decode-0", "decode-1")
 SMALL_POOL = ("--engine.num-blocks", "64")
 
 
@@ -84,12 +85,39 @@ def test_a_stop_while_it_loads_leaves_the_terminal_as_it_was(folder: Path) -> No
         assert process.wait(STOP_LIMIT_S) == 0
 
 
+@pytest.mark.timeout(START_LIMIT_S + STOP_LIMIT_S)
+def test_a_cluster_in_a_terminal_is_a_line_a_process_and_one_bar(folder: Path) -> None:
+    command = ("up", "--model", str(folder), "--decode", "2", "--prefill", "1", "--listen", "127.0.0.1:0")
+    with terminal(*command, "--engine.threads", "1", *SMALL_POOL) as (process, end):
+        said = read_until(end, SHOWN_CURSOR)
+        while not all(f"{name} is ready, in " in said.decode() for name in NAMES):
+            said += os.read(end, 1 << 16)
+        process.send_signal(signal.SIGTERM)
+        said += read_until(end, b"draining, at most")
+        assert process.wait(STOP_LIMIT_S) == 0
+    lines = [
+        line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode()).splitlines() if line.strip()
+    ]
+    bars = [line for line in lines if "loading 3 workers" in line]
+    size = 3 * (folder / "model.safetensors").stat().st_size / 1e6
+    assert bars and any(f"of {size:,.0f} MB" in bar for bar in bars)
+    rest = [re.sub(r"[\d.]+ s", "N s", line.strip()) for line in lines if line not in bars]
+    *ready, draining = rest
+    assert sorted(ready) == sorted(f"{name} is ready, in N s" for name in NAMES)
+    assert draining.startswith("draining, at most N s")
+
+
 def test_lines_in_the_log(folder: Path, tmp_path: Path) -> None:
     arguments = ("--model", str(folder), "--engine.threads", "1", *SMALL_POOL)
     with LocalCluster(tmp_path, *arguments) as cluster:
         lines = cluster.log_tail(1_000_000).splitlines()
         for row in (cluster.row("prefill"), cluster.row("decode")):
             assert cluster.metric(row, "pdserve_model_load_seconds") > 0
+            size = (folder / "model.safetensors").stat().st_size
+            assert cluster.metric(row, "pdserve_model_bytes") == pytest.approx(size, rel=0.05)
+            assert cluster.metric(row, "pdserve_model_loaded_bytes") > 0
+    assert sum("is ready, in" in line for line in lines) == 3
+    assert "configured" not in "".join(lines), "that is for --log.level debug"
     for worker in ("prefill-0", "decode-0"):
         begun, done = (
             [line for line in lines if line.startswith(worker) and event in line]

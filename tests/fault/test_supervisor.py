@@ -14,7 +14,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ import pytest
 from deploy.local.plan import Plan, ProcessSpec
 from deploy.local.ports import PortReservations
 from deploy.local.restarts import RestartPolicy
+from deploy.local.screen import LoadedPart
 from deploy.local.supervisor import Supervisor
 from pdserve.clock import SystemClock
 from tests.support.pids import wait_gone
@@ -72,14 +73,23 @@ class Lines:
 
     def __init__(self) -> None:
         self.all: list[tuple[str, str]] = []
+        self.loads: list[list[tuple[int, int]]] = []
         self._came = asyncio.Event()
 
     def line(self, source: str, text: str) -> None:
         self.all.append((source, text))
         self._came.set()
 
+    # --- Screen
+
+    def tell(self, text: str) -> None:
+        self.line("up", text)
+
     def say(self, text: str) -> None:
         self.line("said", text)
+
+    def loading(self, parts: Sequence[LoadedPart]) -> None:
+        self.loads.append([(part.num_bytes, part.total_bytes) for part in parts])
 
     def texts(self, source: str) -> list[str]:
         return [text for name, text in self.all if name == source]
@@ -108,9 +118,11 @@ class Harness:
         specs = [self._spec(name, ports, behaviour) for name, behaviour in behaviours.items()]
         self.supervisor = Supervisor(
             Plan(target="127.0.0.1:1", router=specs[0], workers=tuple(specs[1:])),
-            policy=RestartPolicy(first_delay_s=0.05, final_exits={78: "its configuration is wrong"}),
+            policy=RestartPolicy(
+                first_delay_s=0.05, final_exits={78: "its configuration is wrong"}, final_starts={}
+            ),
             output=self.lines,
-            say=self.lines.say,
+            screen=self.lines,
             title="a test",
             ready_file=self.ready_file,
             drain_s=drain_s,
@@ -205,7 +217,7 @@ async def test_a_killed_child_is_started_again_and_the_ready_file_follows(start:
         await harness.lines.until("said", "ready")
         first, others = harness.pid("decode-0"), (harness.pid("router"), harness.pid("prefill-0"))
         os.kill(first, signal.SIGKILL)
-        assert "SIGKILL" in await harness.lines.until("up", "decode-0 ended")
+        assert "SIGKILL" in await harness.lines.until("up", "decode-0 was killed")
         await harness.lines.until("said", "decode-0 is back")
         assert harness.pid("decode-0") != first
         assert (harness.pid("router"), harness.pid("prefill-0")) == others
@@ -217,7 +229,7 @@ async def test_ends_in_a_row_lengthen_the_pause_and_the_line_says_so(start: Star
         for count in range(1, 4):
             os.kill(harness.pid("decode-0"), signal.SIGKILL)
             await harness.lines.until("said", "decode-0 is back", count)
-        told = [text for text in harness.lines.texts("up") if "decode-0 ended" in text]
+        told = [text for text in harness.lines.texts("up") if "decode-0 was killed" in text]
         assert ["in 0.05 s" in told[0], "in 0.1 s" in told[1], "in 0.2 s" in told[2]] == [True] * 3
         assert "3 times in a row" in told[2]
 

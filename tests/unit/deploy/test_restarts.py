@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from deploy.local.restarts import Again, GiveUp, RestartPolicy, Restarts, exit_text
 
-POLICY = RestartPolicy(final_exits={78: "its configuration is wrong"})
+POLICY = RestartPolicy(
+    final_exits={78: "its configuration is wrong"}, final_starts={2: "it can't start with these settings"}
+)
 
 
 def test_the_delay_grows_with_each_end_in_a_row_up_to_its_bound() -> None:
@@ -45,7 +47,14 @@ def test_an_exit_that_a_restart_would_not_change_is_final_at_once() -> None:
     assert Restarts(POLICY).after_exit(78, ready_s=100.0) == GiveUp("its configuration is wrong")
 
 
+def test_an_exit_that_says_it_cannot_be_started_is_final_unless_it_could_be_before() -> None:
+    assert Restarts(POLICY).after_exit(2, ready_s=None) == GiveUp("it can't start with these settings")
+    restarts = Restarts(POLICY)
+    restarts.after_exit(-9, ready_s=1.0)
+    assert isinstance(restarts.after_exit(2, ready_s=None), Again)
+
+
 def test_exit_codes_in_words() -> None:
-    assert exit_text(-9) == "killed by SIGKILL"
-    assert exit_text(3) == "exit code 3"
-    assert exit_text(-200) == "killed by signal 200"
+    assert exit_text(-9) == "was killed by SIGKILL"
+    assert exit_text(3) == "ended with exit code 3"
+    assert exit_text(-200) == "was killed by signal 200"
