@@ -1,4 +1,4 @@
-"""The README's commands, run as they stand there; only the address and the program's path are put in.
+"""The commands of README and docs/api.md, run as they stand there; only the address and the program's path are put in.
 
 `make test` is left out: it is what runs this.
 """

@@ -1,4 +1,4 @@
-"""The README's code blocks, as the tests run them."""
+"""Code blocks and tables of the documentation, as the tests run and compare them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "127.0.0.1:50051"
+PAGES = ("README.md", "docs/api.md")  # whose commands and examples are run
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(language: str) -> list[str]:
     """The contents of all blocks of that language, in order."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     return [content for found, content in _BLOCK.findall(text) if found == language]
 
 
@@ -25,9 +26,9 @@ def commands(program: str = "") -> list[str]:
     return [line for line in lines if shlex.split(line)[0] == program or not program]
 
 
-def between(begin: str, end: str) -> str:
+def between(page: str, begin: str, end: str) -> str:
     """What stands between two marks, which are parts of lines of their own."""
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     first = next(index for index, line in enumerate(lines) if begin in line)
     last = next(index for index, line in enumerate(lines) if end in line)
     return "\n".join(lines[first + 1 : last]) + "\n"

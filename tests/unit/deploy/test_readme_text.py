@@ -1,16 +1,26 @@
-"""What the README says that can be checked without running anything."""
+"""What README and docs say that can be checked without running anything."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
+
+import pytest
 
 from pdserve.service.config import markdown_table
 from tests.support.readme import ADDRESS, ROOT, Grpcurl, between, blocks, commands
 
 
 def test_the_configuration_table_is_that_of_the_code() -> None:
-    assert between("<!-- configuration table", "<!-- end of the configuration table") == markdown_table()
+    page = "docs/configuration.md"
+    assert (
+        between(page, "<!-- configuration table", "<!-- end of the configuration table") == markdown_table()
+    )
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1300
 
 
 def test_every_command_is_of_a_kind_that_the_end_to_end_test_runs() -> None:
@@ -31,8 +41,32 @@ def test_grpcurl_lines_can_be_read() -> None:
     assert any(call.what.endswith("/Generate") and call.request for call in calls)
 
 
-def test_links_to_files_of_the_repository_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "tests" / "README.md"]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+PAGES = [
+    *ROOT.glob("*.md"),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "proto/README.md",
+    ROOT / "tests/README.md",
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """What its headings are called in links, by GitHub's rule."""
+    outside = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", outside, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_the_link_check_knows_headings() -> None:
+    assert "structure" in anchors(ROOT / "docs/sampling.md")
+    assert "a-requests-life" in anchors(ROOT / "docs/architecture.md")
