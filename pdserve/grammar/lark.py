@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
-
 from pdserve.errors import InvalidRequest
-from pdserve.grammar.place import gbnf_place
+from pdserve.grammar.gbnf import gbnf_to_lark
+from pdserve.grammar.quoting import quoted_regex, quoted_text
 from pdserve.structure import Structure, StructureKind
 
 HEADER = '%llguidance {"no_forcing": true}\n'
 MOST_BLANKS = 32  # between two JSON tokens: models that may write blanks without end sometimes do
 _JSON_OPTIONS = {"whitespace_pattern": rf"[ \t\n\r]{{0,{MOST_BLANKS}}}"}
 _OPTIONS_KEY = "x-guidance"
+_LARK_START = re.compile(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
 
 
 def to_lark(structure: Structure) -> str:
@@ -31,11 +32,11 @@ def to_lark(structure: Structure) -> str:
         case StructureKind.JSON_OBJECT:
             return schema_to_lark({"type": "object"})
         case StructureKind.REGEX:
-            return f"{HEADER}start: /{_escaped(structure.text)}/"
+            return f"{HEADER}start: {quoted_regex(structure.text)}"
         case StructureKind.CHOICES:
-            return f"{HEADER}start: {' | '.join(_quoted(text) for text in structure.texts)}"
+            return f"{HEADER}start: {' | '.join(quoted_text(text) for text in structure.texts)}"
         case StructureKind.GRAMMAR:
-            return HEADER + _from_grammar(structure.text)
+            return HEADER + (gbnf_to_lark(structure.text) if is_gbnf(structure.text) else structure.text)
 
 
 def read_schema(text: str) -> dict[str, Any]:
@@ -64,38 +65,7 @@ def schema_to_lark(schema: dict[str, Any]) -> str:
 
 def is_gbnf(text: str) -> bool:
     """Whether a grammar is written in GBNF (llama.cpp's), rather than in Lark."""
-    return "::=" in text
-
-
-def _from_grammar(text: str) -> str:
-    if not is_gbnf(text):
-        return text
-    try:
-        return str(any_to_lark(text))
-    except GbnfToLarkError as error:
-        raise InvalidRequest("grammar can't be used", why=_line(error), **gbnf_place(str(error))) from None
-    except (
-        Exception
-    ) as error:  # the converter raises plain Exception for names that are missing, or given twice
-        raise InvalidRequest("grammar can't be used", why=_line(error)) from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
-def _escaped(regex: str) -> str:
-    """For between two slashes. Raises InvalidRequest for what would not end there."""
-    trailing = len(regex) - len(regex.rstrip("\\"))
-    if trailing % 2:
-        raise InvalidRequest(
-            "regex can't be used", why="nothing follows the backslash", offset=len(regex) - 1
-        )
-    return regex.replace("\\/", "/").replace("/", "\\/") if "/" in regex else regex
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return "::=" in text and _LARK_START.search(text) is None
 
 
 def _no_constant(name: str) -> None:

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pdserve.grammar.quoting import offset_in_regex
+
 MOST_PARTS = 500  # of a schema, looked at to find the one that is wrong
 _LONGEST_POINTER = 200
 
 _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
-_GBNF_PLACE = re.compile(r"at line (\d+)")
 _CARET = re.compile(r" *\^+")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -29,16 +30,10 @@ def grammar_place(message: str) -> dict[str, int]:
     return {} if found is None else {"line": int(found[1]) - 1, "column": int(found[2])}
 
 
-def gbnf_place(message: str) -> dict[str, int]:
-    """The line, from 1, that the converter names."""
-    found = _GBNF_PLACE.search(message)
-    return {} if found is None else {"line": int(found[1])}
-
-
 def regex_error(message: str, regex: str) -> tuple[str, dict[str, int]]:
-    """What is wrong with a regex, and the offset in characters where, as far as the library says.
+    """What is wrong with a regex, and where, as far as the library says.
 
-    It shows the pattern, each slash behind a backslash, indented by 4, and a caret below.
+    It shows the quoted pattern, indented by 4, and a caret below.
     """
     why = pattern_error(message)
     if not why:
@@ -48,11 +43,11 @@ def regex_error(message: str, regex: str) -> tuple[str, dict[str, int]]:
     if caret is None:
         return why, {}
     shown, at = lines[caret - 1], lines[caret].index("^")
-    if "\n" in regex:  # with the line's number before it
-        number, _, line = shown.partition(": ")
-        before = line[: at - len(number) - 2]
-        return why, {"line": int(number), "column": len(before.replace("\\/", "/")) + 1}
-    return why, {"offset": len(shown[4:at].replace("\\/", "/"))}
+    if "\n" not in regex:
+        return why, {"offset": offset_in_regex(regex, at - 4)}
+    number = shown.partition(": ")[0]  # of the line
+    line = regex.split("\n")[int(number) - 1]
+    return why, {"line": int(number), "column": offset_in_regex(line, at - len(number) - 2) + 1}
 
 
 def pattern_error(message: str) -> str:
