@@ -125,7 +125,7 @@ class Choice:
                         index=index,
                         value=token_id,
                     ) from broken
-        self._stop.flush()  # whatever this router would hold back, the client has it
+        self._stop.note_shown()  # whatever this router would hold back, the client has it
         self.num_shown = self.num_generated
         if self.reason is None:
             self.reason = held.finish_reason

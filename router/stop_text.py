@@ -32,6 +32,10 @@ class StopText:
         self._ids: list[int] = []  # held, oldest first
         self._ends: list[int] = []  # where the text of each held id ends in _text
         self._text = ""
+        self._num_shown = (
+            0  # characters at the head of _text that are out already: a stop string may begin there
+        )
+        self._num_passed = 0  # characters at its head in which none may end any more
 
     def push(self, token_id: int, text: str) -> Released:
         """Take the next token and the text that it completes ("" inside a character)."""
@@ -46,9 +50,17 @@ class StopText:
         return self._take_decided()
 
     def pass_through(self, token_id: int, text: str) -> Released:
-        """Take a token whose text can't end the choice (before min_tokens), and what was held."""
+        """Take a token whose text can't end the choice (before min_tokens); a stop string may begin in it."""
+        if not self._stops:
+            return Released((token_id,), text)
         self._hold(token_id, text)
-        return Released(*self._take_all())
+        self._num_passed = len(self._text)
+        return self._take_decided()
+
+    def note_shown(self) -> None:
+        """All that is held has been shown by another router: it is not given out, but a stop string may begin in it."""
+        self._ids, self._ends = [], []
+        self._num_shown = len(self._text)
 
     def flush(self, text: str = "") -> Released:
         """The choice has ended otherwise: all that is held, and the detokenizer's last text behind it."""
@@ -64,7 +76,7 @@ class StopText:
         """Begin and end of the stop string that begins first, the longer one at equal begin."""
         found: tuple[int, int] | None = None
         for stop in self._stops:
-            begin = self._text.find(stop)
+            begin = self._text.find(stop, max(0, self._num_passed - len(stop) + 1))
             if begin >= 0 and (found is None or (begin, -len(stop)) < (found[0], found[0] - found[1])):
                 found = (begin, begin + len(stop))
         return found
@@ -87,13 +99,15 @@ class StopText:
         if count == 0:
             return Released((), "")
         cut = self._ends[count - 1]
-        released = Released(tuple(self._ids[:count]), self._text[:cut])
+        released = Released(tuple(self._ids[:count]), self._text[self._num_shown : cut])
         self._text = self._text[cut:]
+        self._num_shown, self._num_passed = 0, max(0, self._num_passed - cut)
         del self._ids[:count]
         self._ends = [end - cut for end in self._ends[count:]]
         return released
 
     def _take_all(self) -> tuple[tuple[int, ...], str]:
-        taken = (tuple(self._ids), self._text)
+        taken = (tuple(self._ids), self._text[self._num_shown :])
         self._ids, self._ends, self._text = [], [], ""
+        self._num_shown = self._num_passed = 0
         return taken

@@ -33,7 +33,7 @@ async def test_resume_goes_on_behind_the_tokens_that_the_client_holds() -> None:
     async with Cluster() as cluster:
         p, d = await cluster.pair()
         client = cluster.generate(
-            "hello", max_tokens=4, seed=5, resume=Resume(5, (ResumeChoice((A, B)),)), stop=("bc",)
+            "hello", max_tokens=4, seed=5, resume=Resume(5, (ResumeChoice((A, B)),)), stop=("xc",)
         )
         start = await d.expect(StartDecode)
         assert start.token_ids == (*b"hello", A, B) and start.num_prompt_tokens == 5
@@ -46,6 +46,21 @@ async def test_resume_goes_on_behind_the_tokens_that_the_client_holds() -> None:
         await client.end()
         assert client.ids() == [C, D] and client.tokens()[0].first_index == 2 and client.text() == "cd"
         assert client.finished().usage.num_completion_tokens == 4
+
+
+@virtual
+async def test_a_stop_string_may_begin_in_what_the_client_holds() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        resume = Resume(5, (ResumeChoice((A, B)),))
+        client = cluster.generate("hello", max_tokens=4, seed=5, resume=resume, stop=("bc",))
+        start = await d.expect(StartDecode)
+        d.grant(start)
+        p.first(await p.expect(StartPrefill), C)
+        d.started(start, C)
+        await client.end()
+        assert client.finished().reason is FinishReason.STOP_TEXT
+        assert (client.ids(), client.text()) == ([C], "")
 
 
 @virtual

@@ -46,9 +46,70 @@ def test_without_stop_strings_everything_passes_at_once() -> None:
     assert StopText((), False).push(7, "text") == Released((7,), "text")
 
 
-def test_before_min_tokens_nothing_stops_and_nothing_is_held() -> None:
+def run(pieces: list[str], stops: list[str], min_tokens: int) -> tuple[str, list[int], bool]:
+    """As `shown`; a token before min_tokens may not end the text."""
+    filter_ = StopText(stops, False)
+    text = ""
+    ids: list[int] = []
+    for index, piece in enumerate(pieces):
+        take = filter_.pass_through if index + 1 < min_tokens else filter_.push
+        released = take(index, piece)
+        text += released.text
+        ids += released.token_ids
+        if released.stopped:
+            return text, ids, True
+    rest = filter_.flush()
+    return text + rest.text, ids + list(rest.token_ids), False
+
+
+def test_before_min_tokens_nothing_stops() -> None:
     held = StopText(["a"], False)
     assert held.pass_through(1, "a") == Released((1,), "a")
+    assert held.push(2, "b") == Released((2,), "b")
+
+
+def test_a_stop_string_may_begin_before_min_tokens_and_end_behind() -> None:
+    pieces = ["The ", "lamp is gr", "een. Then ", "it is off."]
+    for min_tokens in (0, 2, 3):
+        assert run(pieces, ["green."], min_tokens) == ("The lamp is ", [0, 1, 2], True)
+    assert run(pieces, ["green."], 4) == ("".join(pieces), [0, 1, 2, 3], False)
+
+
+def test_a_stop_string_may_begin_in_what_another_router_has_shown() -> None:
+    filter_ = StopText(["END"], False)
+    filter_.push(0, "the E")
+    filter_.note_shown()
+    assert filter_.push(1, "N") == Released((), "")
+    assert filter_.push(2, "D and") == Released((1, 2), "", stopped=True)
+    other = StopText(["END"], False)
+    other.push(0, "the E")
+    other.note_shown()
+    assert other.push(1, "N") == Released((), "")
+    assert other.push(2, "T") == Released((1, 2), "NT")
+
+
+@given(
+    pieces=st.lists(LETTERS, max_size=8),
+    stops=st.lists(st.text("abX", min_size=1, max_size=4), max_size=3),
+    min_tokens=st.integers(0, 9),
+)
+def test_the_text_ends_at_the_first_token_that_may_end_it_and_completes_a_stop_string(
+    pieces: list[str], stops: list[str], min_tokens: int
+) -> None:
+    text, ids, stopped = run(pieces, stops, min_tokens)
+    whole = ""
+    for end, piece in enumerate(pieces):
+        before, whole = len(whole), whole + piece
+        begins = [
+            begin
+            for stop in stops
+            for begin in range(len(whole))
+            if whole.startswith(stop, begin) and begin + len(stop) > before
+        ]
+        if begins and end + 1 >= min_tokens:
+            assert stopped and text == whole[: min(begins)] and ids == list(range(end + 1))
+            return
+    assert not stopped and text == whole and ids == list(range(len(pieces)))
 
 
 @given(
