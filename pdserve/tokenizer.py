@@ -29,7 +29,7 @@ class Tokenizer:
     files             what it was made of, by name: a worker sends them to a router that has no model folder
     fingerprint       BLAKE2b-128 over the files, hex: equal on both sides of a pair
     vocab_size        number of tokens
-    highest_token_id  where ids have gaps, this is more than vocab_size - 1
+    highest_token_id  where ids have gaps, this is more than vocab_size - 1; the model may have fewer embeddings
     special_ids       tokens that give no text
     chat_templates    sources by name; the usual one is `default`
     """
@@ -55,11 +55,11 @@ class Tokenizer:
     def load(cls, folder: Path, clock: Clock | None = None) -> Self:
         """Read a model folder.
 
-        Raises UnknownModel or Incompatible, naming the file; Incompatible also if the tokenizer knows ids, or texts end
-        with some, that the model, by its config.json, has no embedding for.
+        Ids that the model, by its config.json, has no embedding for end no text. Raises UnknownModel or Incompatible,
+        naming the file; Incompatible also if all ends are such ids.
         """
         tokenizer = cls(read_files(folder), clock or SystemClock())
-        tokenizer._check_fits(folder)
+        tokenizer._drop_ends_outside(folder)
         return tokenizer
 
     @classmethod
@@ -153,7 +153,7 @@ class Tokenizer:
         """A new incremental detokenizer; special tokens give no text."""
         return self._text.stream()
 
-    def _check_fits(self, folder: Path) -> None:
+    def _drop_ends_outside(self, folder: Path) -> None:
         # Here, so that a router without a model of its own starts without the model store.
         from pdserve.modelstore.text_part import text_part
 
@@ -163,18 +163,12 @@ class Tokenizer:
         size = text_part(json_of({path.name: path.read_bytes()}, path.name)).get("vocab_size")
         if not isinstance(size, int):
             return
-        if self.highest_token_id >= size:
+        ends = self.eos_token_ids
+        self.eos_token_ids = tuple(token_id for token_id in ends if token_id < size)
+        if ends and not self.eos_token_ids:
             raise Incompatible(
-                "the tokenizer doesn't fit the model's vocabulary",
-                highest_token_id=self.highest_token_id,
-                token=self._backend.id_to_token(self.highest_token_id),
-                vocab_size=size,
-                folder=folder,
-            )
-        if max(self.eos_token_ids, default=0) >= size:
-            raise Incompatible(
-                "an end-of-sequence id is outside the model's vocabulary",
-                eos_token_id=max(self.eos_token_ids),
+                "all end-of-sequence ids are outside the model's vocabulary",
+                eos_token_id=max(ends),
                 vocab_size=size,
                 folder=folder,
             )

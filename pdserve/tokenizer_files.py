@@ -78,22 +78,25 @@ def load_backend(files: Mapping[str, bytes]) -> Backend:
 
 
 def eos_token_ids(files: Mapping[str, bytes], backend: Backend) -> tuple[int, ...]:
-    """The ids that end a text: generation_config.json goes before config.json before the named token."""
+    """The ids that end a text: those of generation_config.json, else of config.json, and the named token's."""
+    ends: dict[int, None] = {}
     for name in ("generation_config.json", "config.json"):
-        content = json_of(files, name)
-        ids = content.get("eos_token_id")
-        if ids is None and isinstance(content.get("text_config"), dict):  # a model that sees images, too
-            ids = content["text_config"].get("eos_token_id")
-        if ids is None or ids == []:
-            continue
-        found = tuple(ids) if isinstance(ids, list) else (ids,)
-        if not all(type(token_id) is int and token_id >= 0 for token_id in found):
-            raise Incompatible(
-                "this is no token id, or a list of them", file=name, key="eos_token_id", value=ids
-            )
-        return found
-    token_id = backend.token_to_id(named_tokens(files).get("eos_token", ""))
-    return () if token_id is None else (token_id,)
+        ends = ends or dict.fromkeys(_ends_in(files, name))
+    named_id = backend.token_to_id(named_tokens(files).get("eos_token", ""))
+    if named_id is not None:
+        ends[named_id] = None
+    return tuple(ends)
+
+
+def _ends_in(files: Mapping[str, bytes], name: str) -> tuple[int, ...]:
+    content = json_of(files, name)
+    ids = content.get("eos_token_id")
+    if ids is None and isinstance(content.get("text_config"), dict):  # a model that sees images, too
+        ids = content["text_config"].get("eos_token_id")
+    found = () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+    if not all(type(token_id) is int and token_id >= 0 for token_id in found):
+        raise Incompatible("this is no token id, or a list of them", file=name, key="eos_token_id", value=ids)
+    return found
 
 
 def template_sources(files: Mapping[str, bytes]) -> dict[str, str]:

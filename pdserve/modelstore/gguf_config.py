@@ -42,7 +42,7 @@ def generation_config(file: GgufFile) -> dict[str, Any]:
     types = file.listed("tokenizer.ggml.token_type", int, [])
     template = file.typed("tokenizer.chat_template", str, "")
     named = [file.token_id(name) for name in ("eos", "eot", "eom")]
-    ends = dict.fromkeys(token_id for token_id in named if token_id is not None)
+    ends = dict.fromkeys([*(token_id for token_id in named if token_id is not None), *file.token_ids("eos")])
     for turn_end in _TURN_ENDS:
         if turn_end in template and turn_end in tokens:
             token_id = tokens.index(turn_end)
@@ -199,7 +199,4 @@ def _vocab_size(file: GgufFile) -> int:
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None:
         raise Incompatible("GGUF tensor is missing", tensor="token_embd.weight")
-    rows, num_tokens = embeddings.shape[0], len(file.tokens())
-    if num_tokens > rows:
-        raise Incompatible("tokenizer doesn't fit the vocabulary", tokens=num_tokens, embedding_rows=rows)
-    return rows
+    return embeddings.shape[0]

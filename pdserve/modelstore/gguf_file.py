@@ -90,7 +90,15 @@ class GgufFile:
         key = f"tokenizer.ggml.{name}_token_id"
         if key not in self.metadata:
             return None
-        token_id, num_tokens = self.typed(key, int), len(self.tokens())
+        return self._in_vocabulary(key, self.typed(key, int))
+
+    def token_ids(self, name: str) -> list[int]:
+        """The ids of several tokens with one meaning, e.g. `eos`. Raises as `token_id`."""
+        key = f"tokenizer.ggml.{name}_token_ids"
+        return [self._in_vocabulary(key, token_id) for token_id in self.listed(key, int, [])]
+
+    def _in_vocabulary(self, key: str, token_id: int) -> int:
+        num_tokens = len(self.tokens())
         if not 0 <= token_id < num_tokens:
             raise Incompatible(
                 "GGUF special token outside the vocabulary",

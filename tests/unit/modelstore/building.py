@@ -36,6 +36,8 @@ def write_gguf(
     tokenizer: str = "gpt2",
     add_bos: bool | None = None,
     eos: int = 2,
+    eos_ids: list[int] | None = None,
+    num_embeddings: int | None = None,
     template: str | None = TEMPLATE,
     tied: bool = True,
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.Q8_0,
@@ -73,6 +75,8 @@ def write_gguf(
     writer.add_token_merges([" ".join(pair) for pair in MERGES])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(eos)
+    if eos_ids is not None:
+        writer.add_array("tokenizer.ggml.eos_token_ids", eos_ids)
     if add_bos is not None:
         writer.add_add_bos_token(add_bos)
     if template is not None:
@@ -85,7 +89,7 @@ def write_gguf(
         values = draw.standard_normal(shape, dtype=np.float32)
         writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
 
-    tensor("token_embd.weight", len(tokens), HIDDEN)
+    tensor("token_embd.weight", num_embeddings or len(tokens), HIDDEN)
     tensor("output_norm.weight", HIDDEN)
     if not tied:
         tensor("output.weight", len(tokens), HIDDEN, kind=quantization)

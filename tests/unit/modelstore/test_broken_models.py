@@ -195,11 +195,15 @@ def test_an_end_of_text_that_is_no_id(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "key=eos_token_id, value=['</s>']" in inspected(folder, capsys)
 
 
-def test_an_end_of_text_outside_the_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ends_of_text_outside_the_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_folder(tmp_path / "m")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, VOCAB]}))
+    ends = Tokenizer.load(folder).eos_token_ids
+    assert 2 in ends and VOCAB not in ends
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [VOCAB, VOCAB + 1]}))
+    (folder / "tokenizer_config.json").unlink()
     said = inspected(folder, capsys)
-    assert f"outside the model's vocabulary (eos_token_id={VOCAB}, vocab_size={VOCAB}" in said
+    assert f"outside the model's vocabulary (eos_token_id={VOCAB + 1}, vocab_size={VOCAB}" in said
 
 
 def test_a_cluster_of_it_is_refused_before_anything_starts(
@@ -222,16 +226,16 @@ def test_bytes_that_do_not_fit_a_shape(tmp_path: Path) -> None:
         read_facts(folder)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_may_have_more_tokens_than_the_model(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     for name, content in Tokenizer.fake(VOCAB + 1).files.items():
         (folder / name).write_bytes(content)
-    said = "tokenizer doesn't fit the model's vocabulary (highest_token_id=300, token=<300>, vocab_size=300"
-    assert said in inspected(folder, capsys)
-    with pytest.raises(Incompatible, match="highest_token_id=300"):
-        Tokenizer.load(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": "[PAD]"}))
+    assert main(["model", "inspect", str(folder)], {}) == 0
+    tokenizer = Tokenizer.load(folder)
+    assert (tokenizer.highest_token_id, tokenizer.encode("[PAD]")) == (VOCAB + 1, [VOCAB + 1])
+    assert tokenizer.eos_token_ids == (256,)
 
 
 def test_a_config_with_its_text_part_apart_keeps_the_class_of_the_whole(tmp_path: Path) -> None:

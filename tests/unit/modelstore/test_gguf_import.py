@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from pdserve.errors import Incompatible
 from pdserve.modelstore.facts import read_facts
 from pdserve.modelstore.gguf_import import import_gguf
+from pdserve.tokenizer import Tokenizer as ModelTokenizer
 from tests.unit.modelstore.building import FFN, HEAD_DIM, HIDDEN, LAYERS, tokens_and_types, write_gguf
 
 
@@ -122,6 +123,18 @@ def test_without_a_template_only_the_files_own_end_counts(tmp_path: Path) -> Non
     assert not (folder / "chat_template.jinja").exists()
 
 
+def test_generation_ends_at_all_ends_that_the_file_lists(tmp_path: Path) -> None:
+    folder = imported(tmp_path, eos=0, eos_ids=[0, 5, 9], template=None)
+    assert json_of(folder, "generation_config.json")["eos_token_id"] == [0, 5, 9]
+    assert ModelTokenizer.load(folder).eos_token_ids == (0, 5, 9)
+
+
+def test_a_vocabulary_may_be_longer_than_the_embeddings(tmp_path: Path) -> None:
+    folder = imported(tmp_path, num_embeddings=260)
+    assert json_of(folder, "config.json")["vocab_size"] == 260
+    assert ModelTokenizer.load(folder).encode("hello") == [262]
+
+
 def test_chat_template_is_kept_byte_for_byte(tmp_path: Path) -> None:
     template = "{% for m in messages %}\r\n{{ m.content }}\n{% endfor %}\n\n"
     folder = imported(tmp_path, template=template)
@@ -179,6 +192,7 @@ def test_linear_scaling(tmp_path: Path) -> None:
         ({"numbers": {"expert_count": 4, "expert_used_count": 2}}, r"unknown name.*ffn_gate"),
         ({"rope_table": np.linspace(1, 9, HEAD_DIM // 2)}, "rope table"),
         ({"eos": 100_000}, "eos_token_id"),
+        ({"eos_ids": [0, 100_000]}, "eos_token_ids, got=100000"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name_and_leaves_nothing(

@@ -17,10 +17,10 @@ from tests.unit.engine_torch.random_model import write_random_model
 @pytest.mark.parametrize(
     ("config", "generation", "want"),
     [
-        ({"eos_token_id": 7}, '{"eos_token_id": [5, 6]}', (5, 6)),
-        ({"eos_token_id": 7}, '{"temperature": 0.6, "top_p": 0.9}', (7,)),
-        ({"eos_token_id": None}, None, (256,)),  # the token that tokenizer_config.json names
-    ],
+        ({"eos_token_id": 7}, '{"eos_token_id": [5, 6]}', (5, 6, 256)),
+        ({"eos_token_id": 7}, '{"temperature": 0.6, "top_p": 0.9}', (7, 256)),
+        ({"eos_token_id": None}, None, (256,)),
+    ],  # 256 is the token that tokenizer_config.json names
 )
 def test_texts_end_as_the_tokenizer_of_the_folder_says(
     config: dict[str, Any], generation: str | None, want: tuple[int, ...], tmp_path: Path

@@ -105,8 +105,8 @@ def test_a_model_that_sees_images_may_say_the_ends_in_its_text_part(tmp_path: Pa
     [
         ({"eos_token": "</s>"}, None, (2,)),
         ({"eos_token": {"content": "</s>", "lstrip": False}}, {}, (2,)),
-        ({"eos_token": "</s>"}, {"eos_token_id": 5}, (5,)),
-        ({"eos_token": "</s>"}, {"eos_token_id": [4, 5]}, (4, 5)),
+        ({"eos_token": "</s>"}, {"eos_token_id": 5}, (5, 2)),
+        ({"eos_token": "</s>"}, {"eos_token_id": [2, 5]}, (2, 5)),
         ({}, {"eos_token_id": []}, ()),
     ],
 )
