@@ -22,6 +22,7 @@ from tests.simulation.clocks import drawn_clock
 from tests.simulation.observer import Observer, Unobserved
 from tests.simulation.sim_router import SimRouter
 from tests.simulation.sim_worker import SimWorker, worker_of
+from tests.simulation.step_time import StepTime
 from tests.simulation.tape import Tape
 from tests.simulation.wires import RouterPlace, SessionFabric
 
@@ -47,6 +48,7 @@ class SimCluster:
 
     make_runner  instead of fake ones, to which `window_tokens`, `rule` and `faults` belong; its model goes with
                  `tokenizer`
+    step_s       what a step of the fake runners takes, none if None; not for runs that stop or hang workers
     skewed       whether each process has clocks of its own
     """
 
@@ -64,6 +66,7 @@ class SimCluster:
         rule: FakeRule | None = None,
         faults: FakeFaults | None = None,
         make_runner: MakeRunner | None = None,
+        step_s: StepTime | None = None,
         tokenizer: Tokenizer | None = None,
         skewed: bool = False,
         observer: Observer | None = None,
@@ -79,6 +82,7 @@ class SimCluster:
         self.rule = rule or FakeRule()
         self.faults = faults or FakeFaults()
         self.make_runner = make_runner
+        self.step_s = step_s
         self.tokenizer = tokenizer or Tokenizer.fake()
         self.observer = observer or Unobserved()
         self.tape = tape or Tape(clock, full=False)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from pdserve.cli.roles import ROLES
-from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner
 from pdserve.engine.port import Runner
@@ -24,6 +22,7 @@ from pdserve.worker.driver import OnDeath
 from tests.simulation.broken import BreakableRunner, WatchedRunner
 from tests.simulation.links import LinkTrouble, PoolWatch, SimNetwork
 from tests.simulation.loop_driver import DelayedInbox, LoopDriver, at_once
+from tests.simulation.step_time import StepClock, TimedRunner
 from tests.simulation.tape import Tape
 from tests.simulation.wires import FabricDialer, NamesAreAddresses, address_of
 
@@ -64,7 +63,7 @@ class SimWorker:
         self.exit_codes: list[int] = []
         self.worker: Worker | None = None
         self.ref: WorkerRef | None = None
-        self.clock: Clock = cluster.clock_for(f"worker {worker_id} {cluster.next_serial()}")
+        self.clock = StepClock(cluster.clock_for(f"worker {worker_id} {cluster.next_serial()}"))
         self.trouble = LinkTrouble(cluster.random_for(f"{worker_id}/trouble"))
         self._faults = faults
         self._block_size = block_size
@@ -136,13 +135,14 @@ class SimWorker:
         cluster = self._cluster
         if cluster.make_runner is not None:
             return cluster.make_runner(self.id, self.num_blocks, self._block_size)
-        return FakeRunner(
+        runner = FakeRunner(
             num_blocks=self.num_blocks,
             block_size=self._block_size,
             window_tokens=cluster.window_tokens,
             rule=cluster.rule,
             faults=self._faults,
         )
+        return runner if cluster.step_s is None else TimedRunner(runner, cluster.step_s, self.clock)
 
     def _on_exit(self, code: int) -> None:
         self._lives = False
@@ -252,7 +252,7 @@ class SimWorker:
         drivers, inboxes = self._drivers, self._inboxes
 
         def delay() -> float:
-            return self.slowness * drawn_delay()
+            return self.slowness * drawn_delay() + self.clock.ahead_s
 
         def network(memory: memoryview, wake: Callable[[], None]) -> NetworkEnd:
             node = cluster.network.join(f"{self.id}#{cluster.next_serial()}", pool=memory, wake=wake)
@@ -265,10 +265,7 @@ class SimWorker:
             return self.engine_slowness * delay()
 
         def drive(name: str, waiter: Waiter | None, on_death: OnDeath) -> LoopDriver:
-            if name == "engine":
-                on_turn: Callable[[], None] = partial(cluster.observer.on_turn, self)
-            else:
-                on_turn = self._check_hand_offs
+            on_turn = self._end_engine_turn if name == "engine" else self._check_hand_offs
 
             def watch(owner: Owner) -> Owner:
                 return _ObservedOwner(owner, cluster.tape, self.id + ": ", on_turn)
@@ -294,6 +291,14 @@ class SimWorker:
             background=at_once,
             sleep=self._sleep,
         )
+
+    def _end_engine_turn(self) -> None:
+        """A step that takes time keeps the engine owner from its messages so long."""
+        took_s = self.clock.catch_up()
+        if took_s > 0.0:
+            self.hang_engine()
+            asyncio.get_running_loop().call_later(took_s, self.resume_engine)
+        self._cluster.observer.on_turn(self)
 
     async def _sleep(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
