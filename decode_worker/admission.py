@@ -8,7 +8,7 @@ from decode_worker.waiting import WaitingList
 from pdserve.engine.engine import Engine
 from pdserve.messages import Granted
 
-# A grant whose blocks are bound is taken back so many tokens before they are needed.
+# A grant is taken back so many tokens before its blocks are needed.
 _ROOM_AHEAD_TOKENS = 2
 
 
@@ -71,7 +71,7 @@ class Admission:
     def revocable_ahead(self) -> Grant | None:
         """The grant to revoke before running sequences need its blocks, if there is need; ask until None.
 
-        Bound blocks come back only with Retired: asked for in the moment of need they would be too late and cost a
+        Its blocks come back only with Retired: asked for in the moment of need they would be too late and cost a
         running sequence its place. And where nothing runs because preempted sequences can't come back, grants must
         give way: they count as the youngest.
         """

@@ -14,7 +14,7 @@ from pdserve.worker.attempt import WorkerAttempt
 class DecodeState(Enum):
     """WAITING → GRANTED → ACTIVE → ENDED; without a source WAITING → ACTIVE; any of them → ENDED.
 
-    GRANTED: blocks are promised or bound, the prefill worker's KV is awaited. ACTIVE: the engine has it.
+    GRANTED: it has its blocks, the prefill worker's KV is awaited. ACTIVE: the engine has it.
     """
 
     WAITING = "waiting"

@@ -1,6 +1,6 @@
 """The decode worker's engine owner: grants, waiting list, intake of handed-off KV, continuous batching, tokens.
 
-    StartDecode ─► waiting ─► granted ─► bound, pulled ─► HandedOff ─► runs ─► Finished
+    StartDecode ─► waiting ─► granted ─► pulled ─► HandedOff ─► runs ─► Finished
                       │          └── ended by whom ever ─► Retired ─► blocks free
                       └── without a source: prefilled here ─► runs
 
@@ -17,7 +17,7 @@ from decode_worker.admission import Admission
 from decode_worker.answers import finished, started_by_hand_off, started_here, step_tokens
 from decode_worker.attempt import DecodeAttempt, DecodeState
 from decode_worker.grants import Grant, Grants
-from kv_transfer.messages import BindWanted, HandedOff, PullProgress, Released, Retired
+from kv_transfer.messages import HandedOff, PullProgress, Released, Retired
 from pdserve.engine.events import (
     ChunkDone,
     EngineEvent,
@@ -75,14 +75,11 @@ class DecodeCore:
         self._admission = Admission(engine, self._grants, parts.config.worker.max_waiting)
         self._attempts = self._desk.attempts
         self._num_accepted = 0
-        engine.revoke_with(self._revoke_one)
 
     # --- Owner
 
     def handle(self, message: object) -> None:
         match message:
-            case BindWanted(lease_id):
-                self._grants.bind(lease_id)
             case PullProgress(lease_id, num_received):
                 self._grants.note_received(lease_id, num_received)
             case HandedOff():
@@ -183,18 +180,10 @@ class DecodeCore:
         if granted:
             self._say_places()
 
-    def _revoke_one(self) -> bool:
-        """Called by the engine when a running sequence needs a block. True if blocks are free by it at once."""
-        grant = self._grants.youngest_revocable()
-        if grant is None:
-            return False
-        self._revoke(grant)
-        return not grant.is_bound
-
     def _revoke(self, grant: Grant) -> None:
         """Take a grant back for older sequences."""
         self._desk.num_revocations += 1
-        log.info("grant.revoked", handle=grant.attempt.handle, lease=grant.lease_id, bound=grant.is_bound)
+        log.info("grant.revoked", handle=grant.attempt.handle, lease=grant.lease_id)
         error = Revoked("the grant was taken back for older sequences", lease_id=grant.lease_id)
         self.fail_attempt(grant.attempt, error)
 

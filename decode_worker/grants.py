@@ -1,8 +1,8 @@
-"""Grants: blocks promised to one attempt each, bound at the first pull, the sequence's own after the hand-off.
+"""Grants: blocks for the KV of one attempt each, the sequence's own after the hand-off.
 
-    give ─► promised ──BindWanted──► bound (GRANTED) ──HandedOff──► adopted (OWNED)
-                │                       │
-                └── end: unpromised     └── end ─► Retired ─► FREE, or QUARANTINED ─► Released ─► FREE
+    give ─► GRANTED ──HandedOff──► adopted (OWNED)
+               │
+               └── end ─► Retired ─► FREE, or QUARANTINED ─► Released ─► FREE
 
 The transfer owner alone writes GRANTED blocks; they leave that state only when it has said HandedOff or Retired.
 """
@@ -10,10 +10,10 @@ The transfer owner alone writes GRANTED blocks; they leave that state only when 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from decode_worker.attempt import DecodeAttempt
-from kv_transfer.messages import Bound, EndLease, ExpectLease, Retired
+from kv_transfer.messages import EndLease, ExpectLease, Retired
 from pdserve.engine.engine import Engine
 from pdserve.errors import InvariantViolated, PdserveError
 from pdserve.ids import Random, WorkerRef, draw_id64
@@ -25,9 +25,8 @@ class Grant:
     """One lease as its decode worker sees it.
 
     hits          pinned blocks that the prefill worker will not send
-    num_needed    blocks promised for the rest, the one of the first decoded token included
-    num_expected  of those, the ones whose KV comes over the link
-    block_ids     empty until bound
+    block_ids     the blocks of the rest, the one of the first decoded token included
+    num_expected  of those, the leading ones whose KV comes over the link
     ended         by this side: EndLease is sent, Retired (or HandedOff) still comes
     """
 
@@ -35,15 +34,10 @@ class Grant:
     attempt: DecodeAttempt
     source: WorkerRef
     hits: list[int]
-    num_needed: int
+    block_ids: list[int]
     num_expected: int
-    block_ids: list[int] = field(default_factory=list)
     num_received: int = 0
     ended: bool = False
-
-    @property
-    def is_bound(self) -> bool:
-        return bool(self.block_ids)
 
     @property
     def is_committed(self) -> bool:
@@ -52,7 +46,7 @@ class Grant:
 
 
 class Grants:
-    """All grants of one decode worker, from the promise to the end of their leases. Engine owner only."""
+    """All grants of one decode worker, until the end of their leases. Engine owner only."""
 
     def __init__(self, engine: Engine, to_transfer: Post, random: Random) -> None:
         self._engine = engine
@@ -108,34 +102,26 @@ class Grants:
         return num_final <= self._pool.num_blocks - self._num_beyond_revocation()
 
     def give(self, attempt: DecodeAttempt) -> Grant:
-        """Promise the blocks and tell the transfer owner what will come. Only after `fits`."""
+        """Take the blocks and tell the transfer owner what will come into them. Only after `fits`."""
         assert attempt.source is not None, "no lease without a source"
         hits = self._hits(attempt)
         num_needed = self._num_needed(attempt, hits)
         self._pool.pin(hits)
-        if not self._pool.promise(num_needed):
+        block_ids = self._pool.grant(num_needed)
+        if block_ids is None:
             raise InvariantViolated("fits() said yes", num_needed=num_needed, available=self._pool.available)
-        num_blocks = self._num_blocks_for(len(attempt.seq.ids))
         grant = Grant(
             lease_id=draw_id64(self._random),
             attempt=attempt,
             source=attempt.source,
             hits=hits,
-            num_needed=num_needed,
-            num_expected=num_blocks - len(hits),
+            block_ids=block_ids,
+            num_expected=self._num_blocks_for(len(attempt.seq.ids)) - len(hits),
         )
         self._grants[grant.lease_id] = grant
-        self._to_transfer(ExpectLease(grant.lease_id, grant.source, num_blocks, len(hits)))
+        expected = tuple(block_ids[: grant.num_expected])
+        self._to_transfer(ExpectLease(grant.lease_id, grant.source, len(hits), expected))
         return grant
-
-    def bind(self, lease_id: int) -> None:
-        """The first pull is due: give the promised blocks their ids. A lease ended meanwhile gets no answer."""
-        grant = self._grants.get(lease_id)
-        if grant is None or grant.ended:
-            return
-        if not grant.is_bound:
-            grant.block_ids = self._pool.bind(grant.num_needed)
-        self._to_transfer(Bound(lease_id, tuple(grant.block_ids[: grant.num_expected])))
 
     def note_received(self, lease_id: int, num_received: int) -> Grant | None:
         """More of it is here. None if it isn't live."""
@@ -147,14 +133,12 @@ class Grants:
         return grant
 
     def end(self, grant: Grant, error: PdserveError) -> None:
-        """This side ends it: what was only promised is free at once, bound blocks when Retired comes. Idempotent."""
+        """This side ends it: its blocks are free when Retired comes. Idempotent."""
         if grant.ended:
             return
         grant.ended = True
         self._pool.release(grant.hits)
         grant.hits = []
-        if not grant.is_bound:
-            self._pool.unpromise(grant.num_needed)
         self._to_transfer(EndLease(grant.lease_id, error))
 
     def adopt(self, lease_id: int) -> Grant | None:
@@ -163,8 +147,6 @@ class Grants:
         if grant.ended:
             self._pool.free_granted(grant.block_ids)
             return None
-        if not grant.is_bound:
-            grant.block_ids = self._pool.bind(grant.num_needed)
         self._pool.adopt(grant.block_ids)
         return grant
 
@@ -173,12 +155,10 @@ class Grants:
         grant = self._take(retired.lease_id)
         if not grant.ended:
             self._pool.release(grant.hits)
-            if not grant.is_bound:
-                self._pool.unpromise(grant.num_needed)
-        if grant.is_bound and retired.quarantine:
+        if retired.quarantine:
             self._pool.quarantine_granted(grant.block_ids)
             self._quarantined[grant.lease_id] = grant.block_ids
-        elif grant.is_bound:
+        else:
             self._pool.free_granted(grant.block_ids)
         return grant
 
@@ -187,12 +167,9 @@ class Grants:
         self._pool.release_quarantined(self._quarantined.pop(lease_id, []))
 
     def youngest_revocable(self) -> Grant | None:
-        """The grant to take back first: the youngest without blocks, which are free at once and lose no transfer;
-        else the youngest that may still be revoked."""
+        """The grant to take back first."""
         revocable = [grant for grant in self.live if not grant.is_committed]
-        unbound = [grant for grant in revocable if not grant.is_bound]
-        candidates = unbound or revocable
-        return candidates[-1] if candidates else None
+        return revocable[-1] if revocable else None
 
     def _take(self, lease_id: int) -> Grant:
         grant = self._grants.pop(lease_id, None)

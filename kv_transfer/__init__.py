@@ -4,10 +4,9 @@ One hand-off, as it goes over one link (times run down; the names in brackets ar
 worker's engine; the others are frames):
 
     P's engine            P: sender.py                        D: receiver.py, intake.py           D's engine
-        |                      |                                     |<------------ [ExpectLease] ----| grant
+        |                      |                                     |<------------ [ExpectLease] ----| grant, block ids
         |-- [OpenLease] ------>|                                     |                                |
-        |-- [Offer 2 blocks] ->|---- READY{lease, upto 2} ---------->|-- [BindWanted] --------------->|
-        |                      |                                     |<------------------- [Bound] ---| block ids
+        |-- [Offer 2 blocks] ->|---- READY{lease, upto 2} ---------->|                                |
         |  next chunk runs     |<--- PULL{pieces of blocks 0, 1} ----|
         |                      |---- DATA, raw bytes, xxh3 --------->| into D's pool, bitmap, [PullProgress]
         |-- [Offer, Commit] -->|---- READY, COMMIT{3 blocks} ------->|

@@ -159,7 +159,6 @@ class Intake:
 
     def _ask(self, lease: ReceiveLease, piece: int) -> int:
         """Note the asking, and give it a tag."""
-        assert lease.block_ids is not None
         if lease.pieces[piece] != UNASKED:
             raise InvariantViolated("a piece asked for twice", lease_id=lease.lease_id, piece=piece)
         block, offset, num_bytes = self.cut.span(piece)

@@ -20,10 +20,9 @@ class SendState(Enum):
 
 
 class ReceiveState(Enum):
-    """D's end: GRANTED -> BINDING (the engine names the blocks) -> PULLING -> ACKED -> handed off."""
+    """D's end: GRANTED -> PULLING -> ACKED -> handed off."""
 
     GRANTED = "granted"
-    BINDING = "binding"
     PULLING = "pulling"
     ACKED = "acked"
 
@@ -68,7 +67,7 @@ class ReceiveLease:
 
     num_expected    blocks that must come: sequence blocks num_skip … num_skip + num_expected − 1
     upto            sequence blocks offered so far, counted from 0
-    block_ids       D's blocks they go into, None until the engine has bound them
+    block_ids       D's blocks they go into
     remote_ids      P's block ids of the offered ones (one-sided)
     pieces          the bitmap: UNASKED, ASKED or WRITTEN for each piece; num_written of them are WRITTEN
     next_piece      the first that was never asked for; again: those to fetch once more; retried: those already were
@@ -78,11 +77,11 @@ class ReceiveLease:
     source: WorkerRef
     num_expected: int
     num_skip: int
+    block_ids: tuple[int, ...]
     progress_s: float
     pieces: bytearray
     upto: int
     state: ReceiveState = ReceiveState.GRANTED
-    block_ids: tuple[int, ...] | None = None
     remote_ids: list[int] = field(default_factory=list)
     next_piece: int = 0
     again: deque[int] = field(default_factory=deque)

@@ -118,19 +118,14 @@ class LeaseClosed:
 
 @dataclass(frozen=True, slots=True)
 class ExpectLease:
-    """A grant: `source` will offer blocks num_skip … num_blocks − 1 of a sequence."""
+    """A grant: `source` will offer the blocks of a sequence from num_skip on, as many as there are block_ids.
+
+    block_ids  the decode worker's, which they go into, in order
+    """
 
     lease_id: int
     source: WorkerRef
-    num_blocks: int
     num_skip: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Answer to BindWanted: the blocks that the pieces go into, for sequence blocks num_skip …, in order."""
-
-    lease_id: int
     block_ids: tuple[int, ...]
 
 
@@ -146,13 +141,6 @@ class EndLease:
 
 
 # --- transfer -> engine, decode worker
-
-
-@dataclass(frozen=True, slots=True)
-class BindWanted:
-    """The first pull is due."""
-
-    lease_id: int
 
 
 @dataclass(frozen=True, slots=True)

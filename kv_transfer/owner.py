@@ -109,8 +109,8 @@ class TransferOwner:
                 self._to_sender(message)
             case messages.ExpectLease():
                 self._on_expect(message)
-            case messages.Bound() | messages.EndLease():
-                self._to_receiver(message)
+            case messages.EndLease():
+                self._on_end(message)
             case _:
                 raise InvariantViolated("not a message of the transfer owner", got=type(message).__name__)
         self._look_by(self._orders.next_due_s())
@@ -167,16 +167,10 @@ class TransferOwner:
         error = LinkLost("no link to the prefill worker", prefill_worker=message.source.id, generation=ended)
         self._to_engine(messages.Retired(message.lease_id, error))
 
-    def _to_receiver(self, message: messages.Bound | messages.EndLease) -> None:
+    def _on_end(self, message: messages.EndLease) -> None:
         for link in self._to_prefill.values():
-            if not isinstance(link.side, Receiver) or message.lease_id not in link.side.leases:
-                continue
-            match message:
-                case messages.Bound():
-                    link.side.bound(message)
-                case messages.EndLease():
-                    link.side.end(message)
-            return
+            if isinstance(link.side, Receiver):
+                link.side.end(message)
 
     # --- turns
 

@@ -1,9 +1,9 @@
 """D's end of the leases of one link: pulls what is offered into the granted blocks, acknowledges, waits for CONFIRM.
 
-    ExpectLease         READY              Bound             all written, COMMIT          CONFIRM
-    -----------> GRANTED -----> BINDING ---------> PULLING ---------------------> ACKED ---------> HandedOff
-                   |  BindWanted                     | PULL, DATA           ACK     |
-                   +---------------------------------+------------------------------+
+    ExpectLease         READY           all written, COMMIT          CONFIRM
+    -----------> GRANTED -----> PULLING ---------------------> ACKED ---------> HandedOff
+                   |              | PULL, DATA           ACK     |
+                   +--------------+------------------------------+
                      EndLease, WITHDRAW, STALE, lease_s, own error, end of the link: Retired(error)
 
 A lease ends here in one turn: what is still to come of its piece in flight goes to scratch, then Retired is said.
@@ -80,44 +80,24 @@ class Receiver:
 
     def expect(self, message: messages.ExpectLease) -> None:
         """A grant was given; frames about it that came before the engine's word are taken up now."""
-        now_s = self._clock.now_s()
-        num_expected = message.num_blocks - message.num_skip
+        num_expected = len(message.block_ids)
         lease = ReceiveLease(
             lease_id=message.lease_id,
             source=message.source,
             num_expected=num_expected,
             num_skip=message.num_skip,
+            block_ids=message.block_ids,
             upto=message.num_skip,
-            progress_s=now_s,
+            progress_s=self._clock.now_s(),
             pieces=bytearray(num_expected * self._intake.cut.pieces_per_block),
             blocks_left=[self._intake.cut.pieces_per_block] * num_expected,
         )
         self.leases.open(lease)
+        if any(not 0 <= block_id < self._num_blocks for block_id in message.block_ids):
+            self._fail(lease, InvariantViolated("a block outside of the pool", lease_id=lease.lease_id))
+            return
         for frame in self._early.take(message.lease_id):
             self.on_frame(frame)
-
-    def bound(self, message: messages.Bound) -> None:
-        """The engine names the blocks; those beyond the expected ones (room for the first token) are not touched."""
-        lease = self.leases.get(message.lease_id)
-        if lease is None:
-            return
-        block_ids = message.block_ids[: lease.num_expected]
-        if lease.state is not ReceiveState.BINDING or len(block_ids) != lease.num_expected:
-            error = InvariantViolated(
-                "blocks bound that weren't asked for",
-                lease_id=lease.lease_id,
-                state=lease.state.value,
-                num_block_ids=len(message.block_ids),
-                want=lease.num_expected,
-            )
-            self._fail(lease, error)
-            return
-        if any(not 0 <= block_id < self._num_blocks for block_id in block_ids):
-            self._fail(lease, InvariantViolated("a bound block outside of the pool", lease_id=lease.lease_id))
-            return
-        lease.block_ids = block_ids
-        lease.enter(ReceiveState.PULLING, self._clock.now_s())
-        self._intake.want(lease)
 
     def end(self, message: messages.EndLease) -> None:
         """The engine ends the lease; nothing happens if it is over already."""
@@ -196,10 +176,8 @@ class Receiver:
         if lease.num_asked == lease.num_written:
             lease.progress_s = now_s
         if lease.state is ReceiveState.GRANTED:
-            lease.enter(ReceiveState.BINDING, now_s)
-            self._to_engine(messages.BindWanted(lease.lease_id))
-        elif lease.state is ReceiveState.PULLING:
-            self._intake.want(lease)
+            lease.enter(ReceiveState.PULLING, now_s)
+        self._intake.want(lease)
 
     def _on_data(self, data: Data) -> None:
         arrival = self._intake.on_data(data)

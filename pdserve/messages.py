@@ -64,14 +64,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """The five block states, which add up to the pool, and `promised` beside them."""
+    """The five block states, which add up to the pool."""
 
     free: int
     granted: int
     owned: int
     cached: int
     quarantined: int
-    promised: int = 0
 
 
 # --- router to worker
@@ -293,7 +292,7 @@ class Credits:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The decode worker promises all blocks; `num_cached_blocks` leading ones it has already.
+    """The decode worker has set all blocks aside; `num_cached_blocks` leading ones it has already.
 
     lease_id  0 = none: it prefills for itself
     """

@@ -115,7 +115,7 @@ class Accounting:
         if self.load is None:
             return num_blocks - unreported
         counts = self.load.blocks
-        return counts.free + counts.cached - counts.promised - unreported
+        return counts.free + counts.cached - unreported
 
 
 class Credit:

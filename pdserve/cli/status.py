@@ -71,7 +71,7 @@ def to_json(status: ClusterStatus) -> dict[str, Any]:
 
 
 def _worker_to_json(worker: WorkerStatus) -> dict[str, Any]:
-    blocks = {state: getattr(worker.blocks, state) for state in (*_BLOCK_STATES, "promised")}
+    blocks = {state: getattr(worker.blocks, state) for state in _BLOCK_STATES}
     return {
         "id": worker.id,
         "role": worker.role,

@@ -1,13 +1,13 @@
-"""Who may use which KV block: the state machine of the pool, its prefix cache and its promises.
+"""Who may use which KV block: the state machine of the pool, and its prefix cache.
 
     FREE ──allocate──► OWNED ──release, published──► CACHED ──evicted──► FREE
       │                 │  ▲ ◄────────pin─────────────┘
       │                 │  └─adopt──┐      └─release, not published──► FREE
-      └─────bind──────► GRANTED ────┘
+      └─────grant─────► GRANTED ────┘
                           ├─free_granted──► FREE
                           └─quarantine_granted──► QUARANTINED ──release_quarantined──► FREE
 
-bind and allocate take FREE blocks first and then evict CACHED ones. Every other move raises InvariantViolated and
+grant and allocate take FREE blocks first and then evict CACHED ones. Every other move raises InvariantViolated and
 leaves the pool as it was. Nothing here touches KV bytes.
 """
 
@@ -49,7 +49,6 @@ class BlockPool:
         self._state = [BlockState.FREE] * num_blocks
         self._num_references = [0] * num_blocks
         self._counts = [num_blocks, 0, 0, 0, 0]
-        self._promised = 0
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is warm
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -64,21 +63,13 @@ class BlockPool:
     # --- what there is
 
     def counts(self) -> BlockCounts:
-        """The five states and `promised`. O(1)."""
-        free, granted, owned, cached, quarantined = self._counts
-        return BlockCounts(free, granted, owned, cached, quarantined, self._promised)
+        """How many are in each state. O(1)."""
+        return BlockCounts(*self._counts)
 
     @property
     def available(self) -> int:
-        """Blocks that may still be allocated or promised: FREE + evictable CACHED − promised. O(1).
-
-        Below zero only between a `pin` that took more than there was and the `release` that undoes it.
-        """
-        return self._counts[BlockState.FREE] + self._counts[BlockState.CACHED] - self._promised
-
-    @property
-    def promised(self) -> int:
-        return self._promised
+        """Blocks that may still be allocated or granted: FREE or CACHED ones. O(1)."""
+        return self._counts[BlockState.FREE] + self._counts[BlockState.CACHED]
 
     def adds_up(self) -> bool:
         """Whether the books agree with each other; False is a bug or memory damage. O(1)."""
@@ -89,7 +80,6 @@ class BlockPool:
             and len(self._free) == free
             and len(self._cached) + len(self._held) == cached
             and len(self._hash_of) == len(self._block_of)
-            and 0 <= self._promised <= free + cached
         )
 
     def state(self, block_id: int) -> BlockState:
@@ -119,7 +109,7 @@ class BlockPool:
     def pin(self, block_ids: Sequence[int]) -> None:
         """Take a reference on blocks that hold KV: CACHED → OWNED, or one reference more on OWNED ones.
 
-        Doesn't ask `available`: ask `fits` first, or let the `promise` or `allocate` that follows say no.
+        Doesn't ask `available`: ask `fits` first, or let the `grant` or `allocate` that follows say no.
         """
         for block_id in block_ids:
             if self._state[block_id] not in (BlockState.OWNED, BlockState.CACHED):
@@ -208,34 +198,10 @@ class BlockPool:
 
     # --- grants
 
-    def promise(self, num_blocks: int) -> bool:
-        """Set so many blocks aside as a number; False if they aren't there."""
-        if num_blocks < 0:
-            raise InvariantViolated("a negative promise", num_blocks=num_blocks)
+    def grant(self, num_blocks: int) -> list[int] | None:
+        """FREE (else evicted) → GRANTED; all of them or None."""
         if num_blocks > self.available:
-            return False
-        self._promised += num_blocks
-        return True
-
-    def unpromise(self, num_blocks: int) -> None:
-        """Take back a promise that was not bound."""
-        if not 0 <= num_blocks <= self._promised:
-            raise InvariantViolated(
-                "more taken back than promised", num_blocks=num_blocks, promised=self._promised
-            )
-        self._promised -= num_blocks
-
-    def bind(self, num_blocks: int) -> list[int]:
-        """Give promised blocks their ids: FREE (else evicted) → GRANTED."""
-        if not 0 <= num_blocks <= self._promised:
-            raise InvariantViolated(
-                "more bound than promised", num_blocks=num_blocks, promised=self._promised
-            )
-        if self.available < 0:
-            raise InvariantViolated(
-                "pins took promised blocks", available=self.available, promised=self._promised
-            )
-        self._promised -= num_blocks
+            return None
         return [self._take(BlockState.GRANTED) for _ in range(num_blocks)]
 
     def adopt(self, block_ids: Sequence[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import structlog
@@ -96,14 +95,6 @@ class Engine:
             step_s=self._stats.step_s,
             slowest_step_s=self._stats.slowest_step_s,
         )
-
-    def revoke_with(self, revoke_uncommitted: Callable[[], bool]) -> None:
-        """Name what to ask for blocks before a running sequence is preempted.
-
-        revoke_uncommitted  takes back the youngest uncommitted grant; True if blocks or promises came free by it.
-                            Called inside `step`; may use the pool, but not start, end or step anything.
-        """
-        self._scheduler.revoke_uncommitted = revoke_uncommitted
 
     # --- a sequence's way
 

@@ -10,7 +10,6 @@ preempted sequence that comes back stands before all younger ones.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdserve.engine.events import HandedBackSeq, Preempted
@@ -72,11 +71,6 @@ class Plan:
     taken: list[Preempted | HandedBackSeq] = field(default_factory=list)
 
 
-def nothing_to_revoke() -> bool:
-    """The answer of an engine without grants."""
-    return False
-
-
 class Scheduler:
     """Decides each step's rows and takes blocks from the youngest when the pool is out. Engine owner only.
 
@@ -86,7 +80,6 @@ class Scheduler:
     def __init__(self, blocks: SequenceBlocks, limits: EngineLimits) -> None:
         self._blocks = blocks
         self._limits = limits
-        self.revoke_uncommitted: Callable[[], bool] = nothing_to_revoke
         self._running: dict[Sequence, None] = {}  # in turn order: the head has waited longest for a row
         self._prefilling: list[Sequence] = []  # oldest first
         self._preempted: list[Sequence] = []  # oldest first
@@ -233,11 +226,8 @@ class Scheduler:
     # --- when the pool is out
 
     def _make_room(self, plan: Plan, seq: Sequence) -> None:
-        """Give seq its next block, if need be at the cost of grants, then of the youngest, which may be itself."""
+        """Give seq its next block, if need be at the cost of the youngest, which may be itself."""
         while not self._blocks.grow(seq):
-            available = self._blocks.pool.available
-            if self.revoke_uncommitted() and self._blocks.pool.available > available:
-                continue
             victim = self._youngest()
             self._preempt(plan, victim)
             if victim is seq:

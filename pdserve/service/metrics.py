@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pdserve.messages import Load
 
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_STATES = ("free", "granted", "owned", "cached", "quarantined", "promised")
+_STATES = ("free", "granted", "owned", "cached", "quarantined")
 
 
 class Total:
@@ -41,7 +41,7 @@ class WorkerMetrics:
         r = self.registry = CollectorRegistry()
         self.blocks = Gauge(
             "pdserve_kv_blocks",
-            "KV blocks by state; promised stands beside the five states.",
+            "KV blocks by state; the five states add up to the pool.",
             ["state"],
             registry=r,
         )

@@ -123,7 +123,7 @@ def _unrest_of_worker(worker: SimWorker) -> Iterator[str]:
     if counts is None or run is None:
         yield f"{worker.id} is not running, exit codes {worker.exit_codes}"
         return
-    if counts.granted or counts.owned or counts.quarantined or counts.promised:
+    if counts.granted or counts.owned or counts.quarantined:
         yield f"{worker.id}: blocks in use at rest: {counts}"
     if run.core.attempts:
         yield f"{worker.id}: {len(run.core.attempts)} attempts at rest"

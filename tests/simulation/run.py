@@ -166,7 +166,7 @@ class _Run:
         counts = worker.counts()
         if counts is not None:
             total = counts.free + counts.granted + counts.owned + counts.cached + counts.quarantined
-            least = min(counts.free, counts.granted, counts.owned, counts.cached, counts.promised)
+            least = min(counts.free, counts.granted, counts.owned, counts.cached)
             if total != worker.num_blocks or least < 0:
                 self.violate(f"{worker.id}: blocks don't add up: {counts} of {worker.num_blocks}")
         if self._watch is not None:

@@ -108,7 +108,7 @@ def is_at_rest(status: ClusterStatus, worker_ids: list[str]) -> bool:
         return False
     for worker in status.workers:
         blocks = worker.blocks
-        held = blocks.granted + blocks.owned + blocks.quarantined + blocks.promised
+        held = blocks.granted + blocks.owned + blocks.quarantined
         if (
             worker.state != "up"
             or held

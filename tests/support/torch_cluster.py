@@ -307,5 +307,5 @@ def _received_blocks(worker: SimWorker) -> int:
 def _check_rest(worker: SimWorker) -> None:
     counts = worker.counts()
     assert counts is not None, f"{worker.id} is not running, exit codes {worker.exit_codes}"
-    in_use = counts.granted + counts.owned + counts.quarantined + counts.promised
+    in_use = counts.granted + counts.owned + counts.quarantined
     assert in_use == 0, f"{worker.id}: blocks in use at rest: {counts}"

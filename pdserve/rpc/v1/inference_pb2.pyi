@@ -1192,14 +1192,11 @@ class BlockCounts(_message.Message):
     OWNED_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
-    PROMISED_FIELD_NUMBER: _builtins.int
     free: _builtins.int
     granted: _builtins.int
     owned: _builtins.int
     cached: _builtins.int
     quarantined: _builtins.int
-    promised: _builtins.int
-    """beside the five states"""
     def __init__(
         self,
         *,
@@ -1208,11 +1205,10 @@ class BlockCounts(_message.Message):
         owned: _builtins.int = ...,
         cached: _builtins.int = ...,
         quarantined: _builtins.int = ...,
-        promised: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "granted", b"granted", "owned", b"owned", "promised", b"promised", "quarantined", b"quarantined"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "granted", b"granted", "owned", b"owned", "quarantined", b"quarantined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

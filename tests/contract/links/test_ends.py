@@ -185,7 +185,6 @@ def test_the_end_of_a_lease_that_is_over_is_no_error(world: World) -> None:
     prefill.owner.handle(messages.Withdraw(1, RequestCancelled("gone")))
     prefill.owner.handle(messages.Offer(1, NUM_BLOCKS, ()))
     prefill.owner.handle(messages.Commit(1, 1, None))
-    decode.owner.handle(messages.Bound(1, ()))
     world.settle()
     assert_handed_off(prefill, decode, 1, sent)
 
@@ -199,11 +198,13 @@ def test_nothing_is_written_after_retired(make_world: MakeWorld) -> None:
     world.run(lambda: bool(decode.events(messages.PullProgress, 1)))
     decode.owner.handle(messages.EndLease(1, RequestCancelled("gone")))
     assert len(decode.ends(1)) == 1
-    for block_id in decode.bound[1]:
+    for block_id in decode.granted[1]:
         decode.fill(block_id, b"\x5a" * decode.layout.block_bytes)
     world.wait_ends(1, prefill)
     world.settle()
-    assert all(decode.block(block_id) == b"\x5a" * decode.layout.block_bytes for block_id in decode.bound[1])
+    assert all(
+        decode.block(block_id) == b"\x5a" * decode.layout.block_bytes for block_id in decode.granted[1]
+    )
 
 
 def test_nothing_is_read_after_lease_closed(make_world: MakeWorld) -> None:
@@ -268,19 +269,18 @@ def test_an_engine_that_offers_nonsense_loses_that_lease_only(
     assert isinstance(_error(decode, 1), InvariantViolated)
 
 
-@pytest.mark.parametrize("block_ids", [(1, 2), (1, 2, 3, 64), (1, 2, 3, -1)])
-def test_an_engine_that_binds_nonsense_loses_that_lease_only(
-    make_world: MakeWorld, block_ids: tuple[int, ...]
+@pytest.mark.parametrize("block_id", [64, -1])
+def test_an_engine_that_grants_blocks_outside_of_its_pool_loses_that_lease_only(
+    make_world: MakeWorld, block_id: int
 ) -> None:
     world = make_world()
     prefill, decode = world.node("p"), world.node("d")
-    decode.binds = False
     world.pair(prefill, decode)
-    world.hand_off(prefill, decode, 1, NUM_BLOCKS)
-    world.run(lambda: bool(decode.events(messages.BindWanted)))
-    decode.owner.handle(messages.Bound(1, block_ids))
-    world.wait_ends(1, prefill, decode)
+    decode.owner.handle(messages.ExpectLease(1, prefill.ref, 0, (1, 2, 3, block_id)))
     assert isinstance(_error(decode, 1), InvariantViolated)
+    sent = world.hand_off(prefill, decode, 2, NUM_BLOCKS)
+    world.wait_ends(2, prefill, decode)
+    assert_handed_off(prefill, decode, 2, sent)
 
 
 def test_a_lease_without_a_link_ends_at_once(make_world: MakeWorld) -> None:

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from structlog.testing import capture_logs
 
+from kv_transfer import messages
 from kv_transfer.frames import Ack, Bye, Data, Frame, Kind, Ping, Pull, PulledPiece, Ready
 from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, encode, enveloped, parse_body, parse_header
 from tests.contract.links.world import World
@@ -108,13 +109,14 @@ def test_a_pull_outside_of_the_offer_ends_that_lease(block: int, offset: int, nu
     """Blocks 1 and 2 are offered, of 12,288 bytes each."""
     world = World("memory")
     prefill, decode = world.node("p"), world.node("d")
-    decode.binds = False
     world.pair(prefill, decode)
-    world.open(prefill, decode, 1, num_blocks=4, num_skip=1)
+    prefill.owner.handle(messages.OpenLease(1, decode.ref, 4, 1))
     world.offer(prefill, 1, upto=3, num_new=2)
     world.settle()
     decode.owner._links[0].send(Pull(1, (PulledPiece(1, block, offset, num_bytes),)))
-    world.wait_ends(1, prefill, decode)
+    world.wait_ends(1, prefill)
+    world.grant(prefill, decode, 1, num_blocks=4, num_skip=1)
+    world.wait_ends(1, decode)
     assert prefill.owner.metrics.sent_bytes == 0
     world.close()
 
@@ -130,7 +132,7 @@ def test_frames_of_another_generation_are_stale(transport: str) -> None:
     link._channel.send(encode(Ready(1, 2), link.generation + 1))
     link._channel.send_piece(encode(Data(1, 1, 1), link.generation + 1, 5), memoryview(b"12345"))
     world.run(lambda: decode.owner.metrics.stale == {"p": 2})
-    assert not decode.ends(1) and not decode.bound
+    assert not decode.ends(1) and not decode.is_pulling(1)
     world.close()
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from kv_transfer import messages
 from kv_transfer.facts import LinkFacts
 from kv_transfer.owner import TransferOwner
+from kv_transfer.receiver import Receiver
 from kv_transfer.transports.faulty import Fault, FaultyNetwork
 from kv_transfer.transports.memory import MemoryNetwork
 from kv_transfer.transports.port import Network
@@ -54,10 +55,8 @@ class Node:
     to_engine: list[object] = field(default_factory=list)
     to_loop: list[object] = field(default_factory=list)
     is_stopped: bool = False
-    binds: bool = True
     next_block: int = 0
-    bound: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    grants: dict[int, int] = field(default_factory=dict)
+    granted: dict[int, tuple[int, ...]] = field(default_factory=dict)
     is_gone: bool = False
 
     def block(self, block_id: int) -> bytes:
@@ -82,6 +81,12 @@ class Node:
         return [
             event for event in self.to_engine if isinstance(event, closing) and event.lease_id == lease_id
         ]
+
+    def is_pulling(self, lease_id: int) -> bool:
+        """Whether it has asked for pieces of a lease that isn't over."""
+        sides = [link.side for link in self.owner._links if isinstance(link.side, Receiver)]
+        leases = [side.leases.get(lease_id) for side in sides]
+        return any(lease is not None and lease.num_asked > 0 for lease in leases)
 
     def take_blocks(self, num_blocks: int) -> tuple[int, ...]:
         """Blocks nobody uses yet, scattered over the pool."""
@@ -192,7 +197,6 @@ class World:
                 f"nothing more happens by {end_s}: {self._describe()}"
             )
             self.clock.advance_to(max(due_s, self.clock.now_s()))
-        self._answer_all()
 
     def settle(self) -> None:
         """Give turns until nothing moves without time passing (packets under way in memory do arrive)."""
@@ -231,28 +235,13 @@ class World:
                 continue
             told = len(node.to_engine) + len(node.to_loop)
             delay_s = node.owner.step()
-            is_busy = self._answer(node) or is_busy or len(node.to_engine) + len(node.to_loop) > told
+            is_busy = is_busy or len(node.to_engine) + len(node.to_loop) > told
             if delay_s is not None:
                 is_busy = is_busy or delay_s == 0.0
                 dues.append(now_s + delay_s)
         if self._due:
             dues.append(self._due[0][0])
         return dues, is_busy
-
-    def _answer_all(self) -> None:
-        for node in self.nodes:
-            self._answer(node)
-
-    def _answer(self, node: Node) -> bool:
-        """What D's engine does: names blocks when asked."""
-        wanted = [event for event in node.events(messages.BindWanted) if event.lease_id not in node.bound]
-        if not node.binds or not wanted:
-            return False
-        for event in wanted:
-            block_ids = node.take_blocks(node.grants[event.lease_id])
-            node.bound[event.lease_id] = block_ids
-            node.owner.handle(messages.Bound(event.lease_id, block_ids))
-        return True
 
     def _wait_sockets(self) -> bool:
         """Whether some socket has something for a node that isn't stopped, or gets it in a moment."""
@@ -283,9 +272,9 @@ class World:
         prefill.owner.handle(messages.OrderLink(session_id, decode.ref, decode.owner.addresses))
 
     def grant(self, prefill: Node, decode: Node, lease_id: int, num_blocks: int, num_skip: int = 0) -> None:
-        """D expects the lease. (One block more than the prompt's is granted, as the engine does.)"""
-        decode.grants[lease_id] = num_blocks - num_skip + 1
-        decode.owner.handle(messages.ExpectLease(lease_id, prefill.ref, num_blocks, num_skip))
+        """D expects the lease."""
+        block_ids = decode.granted[lease_id] = decode.take_blocks(num_blocks - num_skip)
+        decode.owner.handle(messages.ExpectLease(lease_id, prefill.ref, num_skip, block_ids))
 
     def open(self, prefill: Node, decode: Node, lease_id: int, num_blocks: int, num_skip: int = 0) -> None:
         """A grant at D and an open lease at P."""
@@ -342,7 +331,7 @@ def assert_handed_off(prefill: Node, decode: Node, lease_id: int, sent: tuple[in
     assert isinstance(closed, messages.LeaseClosed) and closed.error is None, closed
     [handed_off] = decode.ends(lease_id)
     assert isinstance(handed_off, messages.HandedOff), handed_off
-    received = decode.bound.get(lease_id, ())
+    received = decode.granted[lease_id]
     assert handed_off.received_bytes == len(sent) * prefill.layout.block_bytes
     for source, target in zip(sent, received):
         assert prefill.block(source) == decode.block(target)

@@ -23,7 +23,7 @@ flags = st.booleans()
 hashes = st.lists(st.binary(min_size=16, max_size=16), max_size=4).map(tuple)
 
 workers = st.builds(WorkerRef, st.text("abc-0", min_size=1, max_size=8), st.builds(Epoch, u64, u64))
-counts = st.builds(m.BlockCounts, u32, u32, u32, u32, u32, u32)
+counts = st.builds(m.BlockCounts, u32, u32, u32, u32, u32)
 failures = st.builds(Failure, st.text("abcXYZ", min_size=1), texts, st.dictionaries(texts, texts, max_size=3))
 logprobs = st.builds(m.TokenLogprobs, f32, st.lists(st.tuples(u32, f32), max_size=3).map(tuple))
 maybe_logprobs = st.none() | logprobs

@@ -28,7 +28,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.holdings: list[list[int]] = []
         self.granted: list[list[int]] = []
         self.quarantined: list[list[int]] = []
-        self.promised = 0
         self.hash_of: dict[int, bytes] = {}
         self.evictable: list[int] = []  # next victim first
         self.held: list[tuple[int, float]] = []  # in order of release
@@ -47,7 +46,7 @@ class PoolMachine(RuleBasedStateMachine):
         return self.num_blocks - used - len(self.evictable) - len(self.held)
 
     def num_available(self) -> int:
-        return self.num_free() + len(self.evictable) + len(self.held) - self.promised
+        return self.num_free() + len(self.evictable) + len(self.held)
 
     def expect_taken(self, num_blocks: int) -> list[int]:
         """The cached blocks that go when so many are taken."""
@@ -130,24 +129,13 @@ class PoolMachine(RuleBasedStateMachine):
                 self.held.append((block_id, until_s))
 
     @rule(n=COUNT)
-    def promise(self, n: int) -> None:
+    def grant(self, n: int) -> None:
         fits = n <= self.num_available()
-        assert self.pool.promise(n) == fits
-        self.promised += n if fits else 0
-
-    @rule(pick=PICK)
-    def unpromise(self, pick: int) -> None:
-        n = pick % (self.promised + 1)
-        self.pool.unpromise(n)
-        self.promised -= n
-
-    @rule(pick=PICK)
-    def bind(self, pick: int) -> None:
-        n = pick % (self.promised + 1)
-        blocks = self.pool.bind(n)
-        self.promised -= n
-        assert set(self.expect_taken(n)) <= set(blocks)
-        self.granted.append(blocks)
+        blocks = self.pool.grant(n)
+        assert (blocks is not None) == fits
+        if blocks is not None:
+            assert set(self.expect_taken(n)) <= set(blocks)
+            self.granted.append(blocks)
 
     @rule(pick=PICK, end=st.sampled_from(["adopt", "free", "quarantine"]))
     @precondition(lambda self: self.granted)
@@ -211,7 +199,6 @@ class PoolMachine(RuleBasedStateMachine):
             owned=len(references),
             cached=len(self.evictable) + len(self.held),
             quarantined=sum(map(len, self.quarantined)),
-            promised=self.promised,
         )
         assert self.pool.available == self.num_available() >= 0
         for block_id in range(self.num_blocks):

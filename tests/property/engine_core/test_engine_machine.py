@@ -52,14 +52,12 @@ class EngineMachine(RuleBasedStateMachine):
         runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, rule=RULE, faults=faults)
         self.clock = VirtualClock()
         self.engine = Engine(runner, limits, self.clock)
-        self.engine.revoke_with(self.revoke)
         self.limits = limits
         self.waiting: deque[tuple[Sequence, bool]] = deque()
         self.live: dict[int, Sequence] = {}
         self.prompts: dict[int, list[int]] = {}
         self.over: dict[int, str] = {}
         self.aborted: set[int] = set()
-        self.promises: list[int] = []
         self.granted: list[list[int]] = []
 
     # --- what comes in
@@ -128,25 +126,14 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(1, 5))
     def grant(self, n: int) -> None:
-        if self.engine.num_preempted == 0 and self.engine.pool.promise(n):
-            self.promises.append(n)
-
-    @rule()
-    @precondition(lambda self: self.promises)
-    def bind(self) -> None:
-        self.granted.append(self.engine.pool.bind(self.promises.pop(0)))
+        if self.engine.num_preempted == 0 and (blocks := self.engine.pool.grant(n)) is not None:
+            self.granted.append(blocks)
 
     @rule()
     @precondition(lambda self: self.granted)
     def drop_granted(self) -> None:
         self.engine.pool.free_granted(self.granted.pop())
         self.admit()
-
-    def revoke(self) -> bool:
-        if not self.promises:
-            return False
-        self.engine.pool.unpromise(self.promises.pop())
-        return True
 
     @rule(by_s=st.sampled_from([0.1, 3.0]))
     def wait(self, by_s: float) -> None:
@@ -271,7 +258,6 @@ class EngineMachine(RuleBasedStateMachine):
             assert pool.num_references(block_id) == references.get(block_id, 0)
             assert (pool.state(block_id) is BlockState.OWNED) == (block_id in references)
         assert pool.counts().granted == sum(map(len, self.granted))
-        assert pool.promised == sum(self.promises)
         if not self.limits.prefix_cache:
             assert pool.counts().cached == 0
 
@@ -281,8 +267,6 @@ class EngineMachine(RuleBasedStateMachine):
             return
         while self.granted:
             self.engine.pool.free_granted(self.granted.pop())
-        while self.promises:
-            self.engine.pool.unpromise(self.promises.pop())
         self.admit()
         bound = self.engine.num_steps + 4_000
         while self.live:
@@ -291,7 +275,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.step()
         assert sorted(self.over) == sorted(self.prompts)
         counts = self.engine.pool.counts()
-        assert (counts.granted, counts.owned, counts.quarantined, counts.promised) == (0, 0, 0, 0)
+        assert (counts.granted, counts.owned, counts.quarantined) == (0, 0, 0)
         assert self.engine.sequences == []
 
 

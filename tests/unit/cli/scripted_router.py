@@ -108,7 +108,7 @@ class ScriptedRouter(InferenceServicer, AdminServicer):
                     role="decode",
                     epoch="1.2",
                     state="up",
-                    blocks=pb.BlockCounts(free=90, granted=1, owned=2, cached=6, quarantined=1, promised=3),
+                    blocks=pb.BlockCounts(free=90, granted=1, owned=2, cached=6, quarantined=1),
                     num_running=4,
                     num_waiting=5,
                     num_queued_tokens=6,

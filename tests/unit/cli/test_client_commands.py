@@ -107,7 +107,7 @@ def test_status_for_programs(router: ScriptedRouter, capsys: pytest.CaptureFixtu
     )
     assert worker["load"] == {"running": 4, "waiting": 5, "queued_tokens": 6}
     assert worker["blocks"] == {
-        "free": 90, "granted": 1, "owned": 2, "cached": 6, "quarantined": 1, "promised": 3,
+        "free": 90, "granted": 1, "owned": 2, "cached": 6, "quarantined": 1,
     }  # fmt: skip
     assert worker["cache_hits"] == {"hit_tokens": 32, "query_tokens": 64}
     assert status["queue"] == {"waiting": 1, "waiting_tokens": 100, "running": 4, "limit": 1024}

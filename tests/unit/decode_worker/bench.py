@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from decode_worker.core import DecodeCore
-from kv_transfer.messages import BindWanted, Bound, EndLease, ExpectLease, HandedOff, PullProgress, Retired
+from kv_transfer.messages import EndLease, ExpectLease, HandedOff, PullProgress, Retired
 from pdserve.clock import VirtualClock
 from pdserve.engine import fake_rule
 from pdserve.engine.engine import Engine
@@ -119,30 +119,24 @@ class DecodeBench:
         """The lease id of a grant."""
         return next(m.lease_id for m in self.granted() if m.handle == handle)
 
-    def bind(self, handle: int) -> tuple[int, ...]:
-        """The first pull: the blocks that the core names; () if it names none."""
+    def expect(self, handle: int) -> ExpectLease:
+        """What the transfer owner was told of a grant."""
         lease_id = self.lease(handle)
-        num_before = len(self.to_transfer)
-        self.core.handle(BindWanted(lease_id))
-        bound = [message for message in self.to_transfer[num_before:] if isinstance(message, Bound)]
-        return bound[0].block_ids if bound else ()
+        return next(m for m in self.to_transfer if isinstance(m, ExpectLease) and m.lease_id == lease_id)
 
     def pulled(self, handle: int, num_received: int) -> None:
         self.core.handle(PullProgress(self.lease(handle), num_received))
 
     def hand_off(self, handle: int) -> None:
-        """All of a transfer: bind, bytes, progress, CONFIRM."""
-        expect = next(
-            m for m in self.to_transfer if isinstance(m, ExpectLease) and m.lease_id == self.lease(handle)
-        )
-        source = _prefilled(self.prompts[handle])
-        if expect.num_blocks > expect.num_skip:
-            block_ids = self.bind(handle)
+        """All of a transfer: bytes, progress, CONFIRM."""
+        expect = self.expect(handle)
+        if expect.block_ids:
+            source = _prefilled(self.prompts[handle])
             size = self.runner.layout.block_bytes
-            for index, block_id in enumerate(block_ids, start=expect.num_skip):
+            for index, block_id in enumerate(expect.block_ids, start=expect.num_skip):
                 piece = source[index * size : (index + 1) * size]
                 self.runner.pool[block_id * size : (block_id + 1) * size] = piece
-            self.pulled(handle, len(block_ids))
+            self.pulled(handle, len(expect.block_ids))
         self.confirm(handle)
 
     def confirm(self, handle: int, first_token: int | None = None) -> None:
@@ -217,7 +211,7 @@ class DecodeBench:
         """Nothing is left behind, whatever happened."""
         counts = self.engine.pool.counts()
         assert counts.free + counts.cached == self.num_blocks, counts
-        assert (counts.granted, counts.owned, counts.quarantined, counts.promised) == (0, 0, 0, 0)
+        assert (counts.granted, counts.owned, counts.quarantined) == (0, 0, 0)
         assert not self.engine.sequences
 
 

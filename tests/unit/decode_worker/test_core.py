@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kv_transfer.messages import EndLease, ExpectLease, Released
+from pdserve.engine.block_pool import BlockState
 from pdserve.engine.fake_runner import FakeFaults
 from pdserve.errors import KvCorrupt, StepFailed
 from pdserve.messages import (
@@ -36,15 +37,15 @@ def failures(bench: DecodeBench, session_id: int = 1) -> list[tuple[int, str]]:
 
 
 class TestOneHandOff:
-    def test_promise_bind_adopt_run_finish(self) -> None:
+    def test_grant_adopt_run_finish(self) -> None:
         bench = DecodeBench()
         bench.start(1, 40)
         (granted,) = bench.granted()
         assert granted.num_cached_blocks == 0
-        assert bench.to_transfer == [ExpectLease(granted.lease_id, P1, 3, 0)]
-        assert bench.engine.pool.counts().promised == 3
-        assert len(bench.bind(1)) == 3
-        assert (bench.engine.pool.counts().promised, bench.engine.pool.counts().granted) == (0, 3)
+        block_ids = bench.expect(1).block_ids
+        assert bench.to_transfer == [ExpectLease(granted.lease_id, P1, 0, block_ids)]
+        assert len(block_ids) == 3 == bench.engine.pool.counts().granted
+        assert {bench.engine.pool.state(block_id) for block_id in block_ids} == {BlockState.GRANTED}
         bench.hand_off(1)
         assert bench.engine.pool.counts().owned == 3
         bench.run()
@@ -71,7 +72,8 @@ class TestOneHandOff:
     def test_a_block_for_the_token_behind_a_full_one_is_granted_too(self) -> None:
         bench = DecodeBench()
         bench.start(1, 32)
-        assert bench.engine.pool.counts().promised == 3
+        assert bench.engine.pool.counts().granted == 3
+        assert len(bench.expect(1).block_ids) == 2, "nothing comes for the third over the link"
         bench.hand_off(1)
         bench.run()
         assert bench.tokens(1) == bench.expected(1)
@@ -86,7 +88,9 @@ class TestOneHandOff:
         bench.start(2, (*ids, 5, 6))
         granted = bench.granted()[-1]
         assert granted.num_cached_blocks == 4
-        assert bench.to_transfer[-1] == ExpectLease(granted.lease_id, P1, 5, 4)
+        expect = bench.to_transfer[-1]
+        assert isinstance(expect, ExpectLease)
+        assert (expect.lease_id, expect.num_skip, len(expect.block_ids)) == (granted.lease_id, 4, 1)
         assert bench.engine.pool.counts().owned == 4
         bench.hand_off(2)
         bench.run()
@@ -124,7 +128,6 @@ class TestOneHandOff:
     def test_a_first_token_that_ends_the_text_finishes_at_once(self) -> None:
         bench = DecodeBench()
         bench.start(1, 40)
-        bench.bind(1)
         bench.pulled(1, 3)
         bench.confirm(1, first_token=256)
         (finished,) = bench.said(Finished)
@@ -158,7 +161,6 @@ class TestOneHandOff:
     def test_progress_while_pulling_and_running(self) -> None:
         bench = DecodeBench()
         bench.start(1, 40)
-        bench.bind(1)
         bench.pulled(1, 2)
         bench.clock.advance(0.6)
         bench.turn()
@@ -285,16 +287,11 @@ class TestRefusals:
 
 
 class TestEnds:
-    @pytest.mark.parametrize("bound", [False, True])
-    def test_abort_of_a_grant_frees_bound_blocks_only_when_retired(self, bound: bool) -> None:
+    def test_abort_of_a_grant_frees_its_blocks_only_when_retired(self) -> None:
         bench = DecodeBench()
         bench.start(1, 40)
-        if bound:
-            bench.bind(1)
         bench.core.handle(FromSession(1, Abort(1)))
-        counts = bench.engine.pool.counts()
-        assert (counts.granted, counts.promised) == (3 if bound else 0, 0)
-        assert bench.bind(1) == (), "an ended lease gets no blocks"
+        assert bench.engine.pool.counts().granted == 3
         bench.retire(1)
         assert failures(bench) == []
         bench.assert_at_rest()
@@ -302,7 +299,6 @@ class TestEnds:
     def test_a_hand_off_that_crosses_the_abort_does_not_start(self) -> None:
         bench = DecodeBench()
         bench.start(1, 40)
-        bench.bind(1)
         bench.core.handle(FromSession(1, Abort(1)))
         bench.confirm(1)
         assert not bench.said(Started)
@@ -335,7 +331,6 @@ class TestEnds:
         bench = DecodeBench()
         bench.start(1, 40)
         bench.start(2, 40)
-        bench.bind(1)
         bench.retire(1)
         bench.retire(2)
         assert failures(bench) == [(1, "WorkerLost"), (2, "WorkerLost")]
@@ -345,7 +340,6 @@ class TestEnds:
     def test_corrupt_kv_is_never_cached(self) -> None:
         bench = DecodeBench()
         bench.start(1, 40)
-        bench.bind(1)
         bench.retire(1, KvCorrupt("check sum"))
         assert failures(bench) == [(1, "KvCorrupt")]
         assert bench.engine.pool.counts().free == bench.num_blocks
@@ -353,7 +347,6 @@ class TestEnds:
     def test_quarantined_blocks_wait_for_released(self) -> None:
         bench = DecodeBench()
         bench.start(1, 40)
-        bench.bind(1)
         bench.retire(1, quarantine=True)
         assert bench.engine.pool.counts().quarantined == 3
         bench.core.handle(Released(bench.lease(1)))
@@ -465,25 +458,11 @@ class TestLocalPrefill:
 
 
 class TestShortOfBlocks:
-    def test_an_unbound_grant_is_revoked_for_a_running_sequence(self) -> None:
+    def test_a_grant_is_revoked_ahead_so_that_nobody_is_preempted(self) -> None:
         bench = DecodeBench(num_blocks=8)
         bench.start(1, 60, max_tokens=40)
         bench.hand_off(1)
         bench.start(2, 40)
-        assert bench.engine.pool.available == 1
-        bench.run()
-        assert failures(bench) == [(2, "Revoked")]
-        assert bench.ended_leases() == [bench.lease(2)]
-        assert bench.tokens(1) == bench.expected(1)
-        bench.retire(2)
-        bench.assert_at_rest()
-
-    def test_a_bound_grant_is_revoked_ahead_so_that_nobody_is_preempted(self) -> None:
-        bench = DecodeBench(num_blocks=8)
-        bench.start(1, 60, max_tokens=40)
-        bench.hand_off(1)
-        bench.start(2, 40)
-        bench.bind(2)
         while not bench.ended_leases():
             bench.turn()
         bench.retire(2)
@@ -494,20 +473,20 @@ class TestShortOfBlocks:
         assert bench.tokens(1) == bench.expected(1)
         bench.assert_at_rest()
 
-    def test_an_unbound_grant_goes_before_a_younger_bound_one(self) -> None:
-        """Its blocks are free at once, and no transfer is lost."""
+    def test_the_youngest_grant_is_revoked_first(self) -> None:
         bench = DecodeBench(num_blocks=10)
         bench.start(1, 60, max_tokens=40)
         bench.hand_off(1)
         for handle in (2, 3):
             bench.start(handle, 20)
-        bench.bind(3)
+        while not bench.ended_leases():
+            bench.turn()
+        bench.retire(3)
         bench.run()
-        assert failures(bench) == [(2, "Revoked")]
-        bench.retire(2)
-        bench.hand_off(3)
+        assert failures(bench) == [(3, "Revoked")]
+        bench.hand_off(2)
         bench.run()
-        assert bench.tokens(3) == bench.expected(3)
+        assert bench.tokens(2) == bench.expected(2)
         bench.assert_at_rest()
 
     def test_a_committed_grant_is_not_revoked(self) -> None:
@@ -515,7 +494,6 @@ class TestShortOfBlocks:
         bench.start(1, 60, max_tokens=40)
         bench.hand_off(1)
         bench.start(2, 40)
-        bench.bind(2)
         bench.pulled(2, 3)
         bench.run()
         assert failures(bench) == [] and bench.ended_leases() == []
@@ -578,7 +556,6 @@ class TestShortOfBlocks:
         bench.start(1, 30, max_tokens=100)  # 9 blocks at its end
         bench.hand_off(1)
         bench.start(2, 40)
-        bench.bind(2)
         bench.pulled(2, 3)
         if quarantined:
             bench.core.handle(FromSession(1, Abort(2)))
@@ -649,7 +626,7 @@ class TestReports:
         bench.clock.advance(1.0)
         bench.turn()
         loads = [m.message for m in bench.to_loop if isinstance(m, ToAll) and isinstance(m.message, Load)]
-        assert (loads[-1].num_running, loads[-1].num_waiting, loads[-1].blocks.promised) == (1, 1, 5)
+        assert (loads[-1].num_running, loads[-1].num_waiting, loads[-1].blocks.granted) == (1, 1, 5)
         bench.close_session()
         bench.retire(1)
         bench.assert_at_rest()

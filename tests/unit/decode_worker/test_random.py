@@ -27,13 +27,12 @@ class Walk:
         self.bench.core.handle(SessionOpened(2, "r2"))
         self.session_of: dict[int, int] = {}
         self.aborted: dict[int, None] = {}
-        self.open: dict[int, int] = {}  # handle -> blocks expected; leases that the transfer owner has
-        self.bound: dict[int, None] = {}
+        self.open: dict[int, None] = {}  # handles of leases that the transfer owner has
         self.quarantined: list[int] = []
         self.num_seen = 0
 
     def run(self, num_events: int) -> None:
-        acts = [self.start] * 4 + [self.turn] * 10 + [self.bind, self.bind, self.hand_off, self.hand_off]
+        acts = [self.start] * 4 + [self.turn] * 10 + [self.hand_off, self.hand_off]
         acts += [self.retire, self.abort, self.time, self.release]
         if self.random.random() < 0.3:
             acts.append(self.session)
@@ -65,25 +64,11 @@ class Walk:
     def pick(self) -> int | None:
         return self.random.choice(list(self.open)) if self.open else None
 
-    def bind(self) -> None:
-        handle = self.pick()
-        if handle is not None and handle not in self.bound and self.open[handle]:
-            block_ids = self.bench.bind(handle)
-            assert len(block_ids) in (0, self.open[handle])
-            if block_ids:
-                self.bound[handle] = None
-
     def hand_off(self) -> None:
         """All arrives and is confirmed; P does so also for a lease that this worker is just ending."""
         handle = self.pick()
         if handle is None:
             return
-        if (
-            self.open[handle]
-            and handle not in self.bound
-            and self.bench.lease(handle) in self.bench.ended_leases()
-        ):
-            return  # no blocks to write into: it can only retire
         if self.bench.lease(handle) in self.bench.ended_leases():
             self.bench.confirm(handle)
         else:
@@ -107,7 +92,6 @@ class Walk:
 
     def over(self, handle: int) -> None:
         del self.open[handle]
-        self.bound.pop(handle, None)
 
     def abort(self) -> None:
         handle = self.random.randrange(len(self.session_of) + 2)
@@ -128,8 +112,7 @@ class Walk:
         by_lease = {granted.lease_id: granted.handle for granted in self.bench.granted()}
         for message in self.bench.to_transfer[self.num_seen :]:
             if isinstance(message, ExpectLease):
-                handle = by_lease[message.lease_id]
-                self.open[handle] = message.num_blocks - message.num_skip
+                self.open[by_lease[message.lease_id]] = None
         self.num_seen = len(self.bench.to_transfer)
         counts = self.bench.engine.pool.counts()
         total = counts.free + counts.granted + counts.owned + counts.cached + counts.quarantined

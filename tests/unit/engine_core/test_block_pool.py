@@ -1,4 +1,4 @@
-"""The block pool's state machine, its eviction order, its promises and its events."""
+"""The block pool's state machine, its eviction order and its events."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def pool_of(num_blocks: int, clock: VirtualClock | None = None) -> BlockPool:
 
 def take(pool: BlockPool, num_blocks: int) -> list[int]:
     blocks = pool.allocate(num_blocks)
+    assert blocks is not None
+    return blocks
+
+
+def grant(pool: BlockPool, num_blocks: int) -> list[int]:
+    blocks = pool.grant(num_blocks)
     assert blocks is not None
     return blocks
 
@@ -165,54 +171,22 @@ def test_forgotten_blocks_stay_with_their_users_and_are_free_after_them() -> Non
     assert pool.counts().free == 2
 
 
-def test_a_promise_is_a_number_beside_the_states() -> None:
+def test_a_grant_takes_free_blocks_first_then_evicts() -> None:
     pool = pool_of(4)
     cache(pool, b"a", b"b")
-    assert pool.promise(3)
-    assert pool.counts() == BlockCounts(free=2, granted=0, owned=0, cached=2, quarantined=0, promised=3)
-    assert pool.available == 1
-    assert not pool.promise(2)
-    assert pool.allocate(2) is None
-    pool.unpromise(1)
-    assert pool.available == 2
-    assert len(pool.bind(2)) == 2
-    assert pool.counts().promised == 0
-    assert pool.counts().granted == 2
-    assert pool.match([b"a", b"b"]), (
-        "the cache was usable while blocks were only promised, and free ones go first"
-    )
-
-
-def test_binding_evicts_when_nothing_is_free() -> None:
-    pool = pool_of(2)
-    cache(pool, b"a", b"b")
-    assert pool.promise(2)
-    pool.bind(2)
+    assert pool.grant(5) is None
+    assert len(grant(pool, 2)) == 2
+    assert pool.counts() == BlockCounts(free=0, granted=2, owned=0, cached=2, quarantined=0)
+    assert pool.match([b"a", b"b"])
+    assert pool.grant(3) is None
+    grant(pool, 2)
+    assert pool.counts() == BlockCounts(free=0, granted=4, owned=0, cached=0, quarantined=0)
     assert pool.hashes() == []
-    assert pool.counts().granted == 2
-
-
-def test_pins_count_against_promises() -> None:
-    pool = pool_of(3)
-    hits = cache(pool, b"a", b"b")
-    assert pool.promise(2)
-    assert not pool.fits(hits, 0)
-    assert pool.fits(hits[:1], 0)
-    pool.pin(hits)
-    assert pool.available == -1
-    assert not pool.promise(0)
-    assert pool.allocate(0) is None
-    with pytest.raises(InvariantViolated):
-        pool.bind(1)
-    pool.release(hits)
-    assert pool.available == 1
-    assert len(pool.bind(2)) == 2
 
 
 def test_granted_blocks_end_in_every_way() -> None:
     pool = pool_of(3)
-    assert pool.promise(3)
-    adopted, freed, quarantined = pool.bind(3)
+    adopted, freed, quarantined = grant(pool, 3)
     pool.adopt([adopted])
     pool.free_granted([freed])
     pool.quarantine_granted([quarantined])
@@ -243,8 +217,7 @@ def in_state(state: BlockState) -> tuple[BlockPool, int]:
         return pool, take(pool, 1)[0]
     if state is BlockState.FREE:
         return pool, 0
-    assert pool.promise(1)
-    (block_id,) = pool.bind(1)
+    (block_id,) = grant(pool, 1)
     if state is BlockState.QUARANTINED:
         pool.quarantine_granted([block_id])
     return pool, block_id
@@ -269,12 +242,6 @@ def test_every_move_from_every_state(
 
 def test_illegal_amounts() -> None:
     pool = pool_of(2)
-    with pytest.raises(InvariantViolated):
-        pool.unpromise(1)
-    with pytest.raises(InvariantViolated):
-        pool.bind(1)
-    with pytest.raises(InvariantViolated):
-        pool.promise(-1)
     blocks = take(pool, 1)
     with pytest.raises(InvariantViolated):
         pool.release([*blocks, *blocks])

@@ -90,15 +90,15 @@ def hand_off(source: Engine, target: Engine, seq: Sequence) -> Sequence:
     num_new = -(-(len(other.ids) + 1) // target.pool.block_size) - len(hits)
     assert target.pool.fits(hits, num_new)
     target.pool.pin(hits)
-    assert target.pool.promise(num_new)
-    bound = target.pool.bind(num_new)
+    granted = target.pool.grant(num_new)
+    assert granted is not None
     size = target.runner.layout.block_bytes
-    for mine, theirs in zip(bound, seq.block_table[len(hits) :], strict=False):
+    for mine, theirs in zip(granted, seq.block_table[len(hits) :], strict=False):
         target.runner.pool[mine * size : (mine + 1) * size] = source.runner.pool[
             theirs * size : (theirs + 1) * size
         ]
-    target.pool.adopt(bound)
-    other.block_table = [*hits, *bound]
+    target.pool.adopt(granted)
+    other.block_table = [*hits, *granted]
     other.num_cached_tokens = len(hits) * target.pool.block_size
     other.ids.append(seq.ids[-1])
     source.end(seq)
@@ -322,36 +322,15 @@ def test_a_long_victim_is_handed_back() -> None:
     assert_at_rest(target)
 
 
-def test_grants_are_revoked_before_anybody_is_preempted() -> None:
-    target = engine(num_blocks=8)
-    assert target.pool.promise(3)
-    asked = []
-
-    def revoke() -> bool:
-        asked.append(target.pool.promised)
-        if target.pool.promised == 0:
-            return False
-        target.pool.unpromise(1)
-        return True
-
-    target.revoke_with(revoke)
-    (seq,) = fill(target, {1: 9}, 20)
-    events = run_out(target)
-    assert not any(isinstance(event, Preempted) for event in events)
-    assert generated(seq) == expected_choice([1] * 9, seq.key)
-    assert asked == [3, 2]
-    assert target.pool.promised == 1
-
-
 def test_a_sequence_waits_for_blocks_that_others_hold() -> None:
     target = engine(num_blocks=4)
-    assert target.pool.promise(1)
-    bound = target.pool.bind(1)
+    granted = target.pool.grant(1)
+    assert granted is not None
     (seq,) = fill(target, {1: 9}, 6)
     events = run_out(target)
     assert isinstance(events[-1], Preempted)
     assert not can_run(target), "it can't run, so nobody need call step"
-    target.pool.free_granted(bound)
+    target.pool.free_granted(granted)
     assert can_run(target)
     run_out(target)
     assert generated(seq) == expected_choice([1] * 9, seq.key)

@@ -203,7 +203,7 @@ class Cluster:
         current = self.workers[worker].current
         assert current is not None
         counts = current.engine.pool.counts()
-        assert (counts.granted, counts.owned, counts.quarantined, counts.promised) == (0, 0, 0, 0)
+        assert (counts.granted, counts.owned, counts.quarantined) == (0, 0, 0)
 
 
 def play(scenario: Callable[[Cluster], Awaitable[None]]) -> None:

@@ -136,7 +136,7 @@ class PrefillBench:
         """Nothing is left behind, whatever happened."""
         counts = self.engine.pool.counts()
         assert counts.free + counts.cached == self.num_blocks
-        assert (counts.granted, counts.owned, counts.quarantined, counts.promised) == (0, 0, 0, 0)
+        assert (counts.granted, counts.owned, counts.quarantined) == (0, 0, 0)
         assert not self.engine.has_work
 
     def close_session(self, session_id: int = 1) -> None:

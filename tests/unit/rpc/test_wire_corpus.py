@@ -13,6 +13,9 @@ from pdserve import response
 from pdserve.sampling import FinishReason
 from tests.support.wire_corpus import WIRES, lines, said
 
+RETIRED = {"promised"}
+"""Fields that are sent no more; who still gets one skips it."""
+
 KINDS = sorted({(line.wire, line.kind) for line in lines()})
 
 
@@ -22,8 +25,20 @@ def test_frozen_bytes_are_read_and_written_the_same(wire: str, kind: str) -> Non
         if (line.wire, line.kind) == (wire, kind):
             message = WIRES[wire].read(line.octets)
             assert type(message).__name__ == kind
-            assert said(message, line.says) == line.says
-            assert WIRES[wire].write(message) == line.octets
+            says = _without_retired(line.says)
+            assert said(message, says) == says
+            written = WIRES[wire].write(message)
+            if says == line.says:
+                assert written == line.octets
+            else:
+                assert WIRES[wire].read(written) == message
+
+
+def _without_retired(says: Any) -> Any:
+    """What a version that has retired some fields reads of it."""
+    if isinstance(says, dict):
+        return {name: _without_retired(value) for name, value in says.items() if name not in RETIRED}
+    return [_without_retired(each) for each in says] if isinstance(says, list) else says
 
 
 def test_the_corpus_holds_every_kind() -> None:

@@ -66,7 +66,7 @@ class Door(inference_pb2_grpc.InferenceServicer):
         return pb.GetModelResponse(model="m", window_tokens=128, vocab_size=256, eos_token_ids=[0])
 
     async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        blocks = pb.BlockCounts(free=1, granted=2, owned=3, cached=4, quarantined=5, promised=6)
+        blocks = pb.BlockCounts(free=1, granted=2, owned=3, cached=4, quarantined=5)
         worker = pb.WorkerStatus(id="p0", role="prefill", state="up", blocks=blocks)
         pair = pb.PairStatus(prefill_worker="p0", decode_worker="d0", up=True, transport="stream")
         return pb.GetStatusResponse(

@@ -80,7 +80,7 @@ async def test_the_other_calls() -> None:
         assert (await client.model()).window_tokens == 128
         status = await client.status()
         await client.abort("r")
-    assert status.workers[0].blocks.promised == 6
+    assert status.workers[0].blocks.quarantined == 5
     assert status.pairs[0].transport == "stream"
     assert status.queue.limit == 9
 

@@ -76,7 +76,7 @@ def test_totals_become_counters() -> None:
 def test_worker_metrics_take_over_the_load() -> None:
     metrics = WorkerMetrics()
     load = Load(
-        blocks=BlockCounts(1, 2, 3, 4, 5, 6),
+        blocks=BlockCounts(1, 2, 3, 4, 5),
         num_running=7,
         num_waiting=8,
         num_queued_tokens=9,
@@ -91,7 +91,7 @@ def test_worker_metrics_take_over_the_load() -> None:
     )
     metrics.on_load(load)
     text = generate_latest(metrics.registry).decode()
-    for state, count in zip(("free", "granted", "owned", "cached", "quarantined", "promised"), range(1, 7)):
+    for state, count in zip(("free", "granted", "owned", "cached", "quarantined"), range(1, 6)):
         assert f'pdserve_kv_blocks{{state="{state}"}} {count}.0' in text
     assert "pdserve_cache_hit_tokens_total 10.0" in text
     assert "pdserve_draining 1.0" in text
