@@ -19,7 +19,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow simulate check format lint proto bench-engine bench-codec clean distclean \
+.PHONY: help demo test test-slow simulate check format lint proto bench-engine bench-codec lines clean distclean \
 	check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -59,6 +59,9 @@ bench-engine: $(VENV)/.installed-dev ## prefill and decode speed beside transfor
 
 bench-codec: $(VENV)/.installed-dev ## what messages between processes cost in Python
 	@$(PY) -m benchmarks.codec
+
+lines: $(VENV)/.installed ## lines of product code by package
+	@$(PY) tools/code_lines.py
 
 clean: ## build products and caches
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
