@@ -41,7 +41,7 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.admin_pb2_grpc import AdminStub
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
 from pdserve.rpc.values import ROLES
-from pdserve.service.admission import WorkerProof
+from pdserve.service.peer_proof import WorkerProof
 from pdserve.service.proven_call import open_proven
 from pdserve.service.rpc import open_channel
 from pdserve.service.rpc_errors import ServerLost, error_of

@@ -7,7 +7,7 @@ from enum import Enum
 
 from pdserve.messages import Phase
 from pdserve.worker.attempt import WorkerAttempt
-from prefill_worker.offering import Lease
+from prefill_worker.offering import OfferedLease
 
 
 class PrefillState(Enum):
@@ -28,7 +28,7 @@ class PrefillState(Enum):
 class PrefillAttempt(WorkerAttempt[PrefillState]):
     """Engine owner only."""
 
-    lease: Lease
+    lease: OfferedLease
     num_tokens: int
     state: PrefillState = PrefillState.QUEUED
     begun_s: float = 0.0

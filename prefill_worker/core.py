@@ -39,7 +39,7 @@ from pdserve.worker.messages import (
 from pdserve.worker.role import CoreParts
 from prefill_worker.attempt import PrefillAttempt, PrefillState
 from prefill_worker.credits import CreditBook
-from prefill_worker.offering import Lease, Offering
+from prefill_worker.offering import OfferedLease, Offering
 
 log = structlog.get_logger()
 
@@ -144,7 +144,7 @@ class PrefillCore:
 
     def _accept(self, start: StartPrefill, received: FromSession) -> None:
         num_tokens, received_s = len(start.token_ids), self._desk.received_s(received)
-        lease = Lease(
+        lease = OfferedLease(
             lease_id=start.lease_id,
             handle=start.handle,
             decode_worker=start.decode_worker,

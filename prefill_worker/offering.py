@@ -18,7 +18,7 @@ from pdserve.owner import Post
 
 
 @dataclass(slots=True)
-class Lease:
+class OfferedLease:
     """One lease as its prefill worker sees it.
 
     num_blocks, num_skip  of the whole prompt; those that the decode worker has already
@@ -45,7 +45,7 @@ class Offering:
         self._to_transfer = to_transfer
         self._clock = clock
         self._hold_s = hold_s
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, OfferedLease] = {}
         self._unacked: dict[WorkerRef, int] = {}
 
     def __len__(self) -> int:
@@ -54,12 +54,12 @@ class Offering:
     def __contains__(self, lease_id: int) -> bool:
         return lease_id in self._leases
 
-    def open(self, lease: Lease) -> None:
+    def open(self, lease: OfferedLease) -> None:
         """The attempt is accepted; the peer may end the lease from now on."""
         self._leases[lease.lease_id] = lease
         self._to_transfer(OpenLease(lease.lease_id, lease.decode_worker, lease.num_blocks, lease.num_skip))
 
-    def may_begin(self, lease: Lease) -> bool:
+    def may_begin(self, lease: OfferedLease) -> bool:
         """Whether its prefill may start: a slow decode worker may tie up a quarter of the pool, no more.
 
         On a link without un-acked blocks any prompt may start.
@@ -67,12 +67,12 @@ class Offering:
         unacked = self._unacked.get(lease.decode_worker, 0)
         return unacked == 0 or 4 * (unacked + lease.num_blocks - lease.num_skip) <= self._pool.num_blocks
 
-    def begin(self, lease: Lease) -> None:
+    def begin(self, lease: OfferedLease) -> None:
         """Its prefill starts: its blocks count against the link."""
         lease.num_unacked = lease.num_blocks - lease.num_skip
         self._unacked[lease.decode_worker] = self._unacked.get(lease.decode_worker, 0) + lease.num_unacked
 
-    def offer(self, lease: Lease, block_table: list[int], upto: int) -> None:
+    def offer(self, lease: OfferedLease, block_table: list[int], upto: int) -> None:
         """The first `upto` blocks of block_table are complete; says nothing if that is no news."""
         if lease.given_up or upto <= lease.upto:
             return
@@ -82,18 +82,18 @@ class Offering:
         lease.upto = upto
         self._to_transfer(Offer(lease.lease_id, upto, block_ids))
 
-    def commit(self, lease: Lease, first_token: int, logprobs: TokenLogprobs | None) -> None:
+    def commit(self, lease: OfferedLease, first_token: int, logprobs: TokenLogprobs | None) -> None:
         """All is offered and the first token is sampled."""
         assert max(lease.upto, lease.num_skip) == lease.num_blocks, "commit before the last block"
         self._to_transfer(Commit(lease.lease_id, first_token, logprobs))
 
-    def give_up(self, lease: Lease, error: PdserveError) -> None:
+    def give_up(self, lease: OfferedLease, error: PdserveError) -> None:
         """This worker will not finish the lease; the decode worker is told. Idempotent; LeaseClosed still follows."""
         if not lease.given_up and lease.lease_id in self._leases:
             lease.given_up = True
             self._to_transfer(Withdraw(lease.lease_id, error))
 
-    def close(self, closed: LeaseClosed) -> Lease | None:
+    def close(self, closed: LeaseClosed) -> OfferedLease | None:
         """The transfer owner reads its blocks no more: they may be reused. None for a lease that isn't open.
 
         Where the hand-off failed because the peer or the link was lost, full blocks are evicted last for a while,

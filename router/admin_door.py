@@ -7,7 +7,7 @@ from typing import Any
 from pdserve.rpc.v1 import admin_pb2 as pb
 from pdserve.rpc.v1 import admin_pb2_grpc
 from pdserve.rpc.values import ROLES
-from pdserve.service.admission import RouterGuard
+from pdserve.service.peer_proof import RouterGuard
 from router.operators import Operators
 
 

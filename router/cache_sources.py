@@ -22,7 +22,7 @@ GRACE_S = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CacheSource:
+class CacheStream:
     """One stream of block events. Each has numbers of its own, so two are never mixed."""
 
     worker: WorkerRef
@@ -39,14 +39,14 @@ class CacheSources:
         self._members = members
         self._clock = clock
         self._metrics = metrics
-        self._newest: dict[WorkerRef, CacheSource] = {}
+        self._newest: dict[WorkerRef, CacheStream] = {}
 
-    def opened(self, worker: WorkerRef) -> CacheSource:
+    def opened(self, worker: WorkerRef) -> CacheStream:
         """A stream of this worker has begun; the first thing it tells is a snapshot."""
-        source = self._newest[worker] = CacheSource(worker)
+        source = self._newest[worker] = CacheStream(worker)
         return source
 
-    def closed(self, source: CacheSource) -> None:
+    def closed(self, source: CacheStream) -> None:
         """It has ended. If it is the newest, what was known is known no more: nobody says what is evicted."""
         if self._newest.get(source.worker) is not source:
             return
@@ -56,7 +56,7 @@ class CacheSources:
             member.cache = PrefixIndex()
             member.without_events_since_s = self._clock.now_s()
 
-    def on_event(self, source: CacheSource, event: CacheEvent) -> bool:
+    def on_event(self, source: CacheStream, event: CacheEvent) -> bool:
         """Take in one event.
 
         returns  whether the worker must be asked, on this stream, for a snapshot

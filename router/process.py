@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 from pdserve.clock import Clock, SystemClock
 from pdserve.ids import Random, draw_text_id, system_random
 from pdserve.rpc.v1 import admin_pb2_grpc, inference_pb2_grpc, session_pb2_grpc
-from pdserve.service.admission import RouterGuard
 from pdserve.service.config import Config
 from pdserve.service.grpc_session import WorkersServicer
 from pdserve.service.http import HttpServer
 from pdserve.service.lifecycle import EXIT_OK, StopSignals
 from pdserve.service.logs import set_up_logs
+from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
 from pdserve.service.secret import read_secret
 from pdserve.tokenizer import Tokenizer

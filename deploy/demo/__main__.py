@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from deploy.demo.cluster import DemoCluster
-from deploy.demo.prompts import Prompt, demo_prompts
+from deploy.demo.prompts import DemoPrompt, demo_prompts
 from deploy.demo.table import table_lines
 from deploy.demo.view import View, print_table, view_for
 from pdserve.client import AsyncClient
@@ -91,7 +91,7 @@ def _fetched(model: str) -> bool:
 
 
 async def _streams(
-    cluster: DemoCluster, prompts: Sequence[Prompt], view: View, arguments: argparse.Namespace
+    cluster: DemoCluster, prompts: Sequence[DemoPrompt], view: View, arguments: argparse.Namespace
 ) -> list[Finished]:
     """All prompts at once; their last messages in the same order."""
     killer = _Killer(cluster, arguments.kill, view)
@@ -120,7 +120,7 @@ class _Killer:
 
 
 async def _stream(
-    client: AsyncClient, prompt: Prompt, view: View, max_tokens: int, killer: _Killer
+    client: AsyncClient, prompt: DemoPrompt, view: View, max_tokens: int, killer: _Killer
 ) -> Finished:
     request = GenerateRequest(
         input=prompt.input, sampling=SamplingParams(temperature=0.5, max_tokens=max_tokens), seed=_SEED

@@ -61,7 +61,7 @@ inn and look at the drawing behind the clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class DemoPrompt:
     """One stream of the demo."""
 
     label: str
@@ -69,13 +69,13 @@ class Prompt:
     input: Input
 
 
-def demo_prompts() -> list[Prompt]:
+def demo_prompts() -> list[DemoPrompt]:
     """In the order in which they are shown."""
     question = "Why is the sky blue, and why is it red in the evening? Answer in a few sentences."
     beginning = "The three most important inventions in history are"
     task = "Who was Ilse Varn, and what did she do? Answer in a few sentences."
     return [
-        Prompt("chat", question, Chat((ChatMessage("user", question),))),
-        Prompt("completion", f"{beginning} …", beginning),
-        Prompt("long", f"(a story) {task}", Chat((ChatMessage("user", f"{_STORY}\n\n{task}"),))),
+        DemoPrompt("chat", question, Chat((ChatMessage("user", question),))),
+        DemoPrompt("completion", f"{beginning} …", beginning),
+        DemoPrompt("long", f"(a story) {task}", Chat((ChatMessage("user", f"{_STORY}\n\n{task}"),))),
     ]

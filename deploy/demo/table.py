@@ -13,7 +13,7 @@ REST_LIMIT_MS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TableLine:
     """One line of the table; `part` of the line above it that is not a part."""
 
     name: str
@@ -21,13 +21,13 @@ class Line:
     part: bool = False
 
 
-def table_lines(finished: Sequence[Finished]) -> list[Line]:
+def table_lines(finished: Sequence[Finished]) -> list[TableLine]:
     """All lines, one cell for each finished request."""
 
-    def line(name: str, cell: Callable[[Finished], str], part: bool = False) -> Line:
-        return Line(name, tuple(cell(each) for each in finished), part)
+    def line(name: str, cell: Callable[[Finished], str], part: bool = False) -> TableLine:
+        return TableLine(name, tuple(cell(each) for each in finished), part)
 
-    def part(name: str, value: Callable[[Timings], float]) -> Line:
+    def part(name: str, value: Callable[[Timings], float]) -> TableLine:
         return line(name, lambda each: _ms(value(each.timings)), part=True)
 
     return [

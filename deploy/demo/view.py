@@ -12,8 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from deploy.demo.prompts import Prompt
-from deploy.demo.table import Line
+from deploy.demo.prompts import DemoPrompt
+from deploy.demo.table import TableLine
 
 _LINE_CHARACTERS = 88
 _REFRESHES_PER_S = 12
@@ -40,7 +40,7 @@ class View(Protocol):
 class PanelView:
     """One panel a stream, redrawn in place."""
 
-    def __init__(self, console: Console, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, console: Console, prompts: Sequence[DemoPrompt]) -> None:
         self._console = console
         self._prompts = prompts
         self._texts = {prompt.label: "" for prompt in prompts}
@@ -68,7 +68,7 @@ class PanelView:
         rows = max(3, (self._console.height - 2) // len(self._prompts) - 3)
         return Group(*(self._panel(prompt, rows) for prompt in self._prompts))
 
-    def _panel(self, prompt: Prompt, rows: int) -> Panel:
+    def _panel(self, prompt: DemoPrompt, rows: int) -> Panel:
         text = Text(self._texts[prompt.label])
         lines = text.wrap(self._console, self._console.width - 4)[-rows:]
         return Panel(
@@ -83,7 +83,7 @@ class PanelView:
 class LineView:
     """Whole lines, `label | text`, each as soon as it is full: for pipes, files and plain terminals."""
 
-    def __init__(self, console: Console, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, console: Console, prompts: Sequence[DemoPrompt]) -> None:
         self._console = console
         self._width = max(len(prompt.label) for prompt in prompts)
         self._pending = {prompt.label: "" for prompt in prompts}
@@ -123,7 +123,7 @@ class LineView:
         self._console.out(f"{label:<{self._width}} | {line.strip()}".rstrip(), highlight=False)
 
 
-def view_for(console: Console, prompts: Sequence[Prompt]) -> View:
+def view_for(console: Console, prompts: Sequence[DemoPrompt]) -> View:
     """Panels where they can be redrawn and have room, lines elsewhere."""
     roomy = console.height >= 6 * len(prompts) and console.width >= 60
     if console.is_terminal and not console.is_dumb_terminal and roomy:
@@ -131,7 +131,7 @@ def view_for(console: Console, prompts: Sequence[Prompt]) -> View:
     return LineView(console, prompts)
 
 
-def print_table(console: Console, labels: Sequence[str], lines: Sequence[Line]) -> None:
+def print_table(console: Console, labels: Sequence[str], lines: Sequence[TableLine]) -> None:
     """Parts are indented below what they are part of."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")

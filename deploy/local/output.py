@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import IO, Protocol, Self
 
 
-class Output(Protocol):
+class ProcessOutput(Protocol):
     """Takes lines. Event-loop thread only; a line is small and goes to a terminal, a pipe or the page cache."""
 
     def line(self, source: str, text: str) -> None:

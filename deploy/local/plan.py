@@ -51,7 +51,7 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ClusterPlan:
     """The whole cluster. `target` is what clients and workers dial."""
 
     target: str
@@ -73,7 +73,7 @@ def make_plan(
     cores: Sequence[int],
     environ: Mapping[str, str],
     reserve: Callable[[str, int], int],
-) -> Plan:
+) -> ClusterPlan:
     """Lay out the processes.
 
     flags    "table.key" → value: what each child is given beside the file (the environment it inherits)
@@ -126,7 +126,7 @@ def make_plan(
             "engine.threads": shares[index].num_threads,
         }
         workers.append(spec(role, name, index + 1, own, shares[index].cores))
-    return Plan(target=target, router=router, workers=tuple(workers))
+    return ClusterPlan(target=target, router=router, workers=tuple(workers))
 
 
 def dialled(address: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Protocol, Self
 
-from deploy.local.output import Output
+from deploy.local.output import ProcessOutput
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +47,7 @@ class Screen(Protocol):
 class PlainScreen:
     """Lines among those of the children."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: ProcessOutput) -> None:
         self._output = output
 
     def tell(self, text: str) -> None:
@@ -82,7 +82,7 @@ class TerminalScreen:
         self.loading(())
 
     def line(self, source: str, text: str) -> None:
-        """See `Output`."""
+        """See `ProcessOutput`."""
         if not text.startswith(ERROR_PREFIX):
             self.tell(f"{source:<{self._width}} | {text}")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deploy.local.child import Child
-from deploy.local.output import Output
-from deploy.local.plan import Plan, ProcessSpec
+from deploy.local.output import ProcessOutput
+from deploy.local.plan import ClusterPlan, ProcessSpec
 from deploy.local.probe import NOTHING, Loaded, fetch_loaded, why_not_ready
 from deploy.local.ready_file import ProcessRow, remove_ready_file, write_ready_file
 from deploy.local.restarts import Again, GiveUp, RestartPolicy, Restarts, exit_text
@@ -48,16 +48,16 @@ class Supervisor:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ClusterPlan,
         *,
         policy: RestartPolicy,
-        output: Output,
+        output: ProcessOutput,
         screen: Screen,
         title: str,
         ready_file: Path | None,
         drain_s: float,
         clock: Clock,
-        extra_ready: Callable[[Plan], Awaitable[bool]],
+        extra_ready: Callable[[ClusterPlan], Awaitable[bool]],
         slow_start_s: float = 15.0,
     ) -> None:
         self._plan = plan

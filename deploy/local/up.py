@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.local.output import FolderOutput, Output, PrefixedOutput
-from deploy.local.plan import Plan, Shape, make_plan
+from deploy.local.output import FolderOutput, PrefixedOutput, ProcessOutput
+from deploy.local.plan import ClusterPlan, Shape, make_plan
 from deploy.local.ports import PortReservations
 from deploy.local.probe import fetch, gauge
 from deploy.local.restarts import RestartPolicy
@@ -59,7 +59,7 @@ def run_up(options: UpOptions) -> str | None:
         )
         width = max(len(spec.id) for spec in plan.processes)
         terminal = stack.enter_context(TerminalScreen(sys.stderr, width)) if options.is_terminal else None
-        output: Output
+        output: ProcessOutput
         if options.log_dir is not None:
             output = stack.enter_context(FolderOutput(options.log_dir))
         else:
@@ -67,7 +67,9 @@ def run_up(options: UpOptions) -> str | None:
         return asyncio.run(_supervise(options, plan, output, terminal or PlainScreen(output)))
 
 
-async def _supervise(options: UpOptions, plan: Plan, output: Output, screen: Screen) -> str | None:
+async def _supervise(
+    options: UpOptions, plan: ClusterPlan, output: ProcessOutput, screen: Screen
+) -> str | None:
     engine = options.config.engine
     model = options.config.worker.model if engine.kind == "torch" else "the fake engine"
     serves_alone = options.shape.num_both > 0 or options.config.router.allow_local_prefill
@@ -88,13 +90,13 @@ async def _supervise(options: UpOptions, plan: Plan, output: Output, screen: Scr
     return await supervisor.run()
 
 
-async def can_serve(plan: Plan) -> bool:
+async def can_serve(plan: ClusterPlan) -> bool:
     """Whether the router has a pair that can take a request, as its metrics say."""
     answer = await fetch(plan.router.metrics, "/metrics")
     return answer is not None and gauge(answer[1], "pdserve_pairs_up") >= 1
 
 
-async def _at_once(plan: Plan) -> bool:
+async def _at_once(plan: ClusterPlan) -> bool:
     return True  # one worker alone serves
 
 

@@ -15,10 +15,10 @@ from pdserve.ids import Random, WorkerRef
 from pdserve.messages import CacheEvent, Down, Up
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
-from pdserve.service.admission import RouterGuard, WorkerProof
 from pdserve.service.cache_events import CacheEvents, SourceReader, Subscribe
 from pdserve.service.grpc_stream import GrpcStream
 from pdserve.service.outbox import DEFAULT_LIMIT
+from pdserve.service.peer_proof import RouterGuard, WorkerProof
 from pdserve.service.proven_call import open_proven
 from pdserve.service.rpc import EOF, open_channel
 from pdserve.service.secret import Unauthenticated

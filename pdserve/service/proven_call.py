@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pdserve.service.admission import ROUTER_KEY, Metadata, WorkerProof, challenge_of, read_metadata
+from pdserve.service.peer_proof import ROUTER_KEY, Metadata, WorkerProof, challenge_of, read_metadata
 from pdserve.service.rpc_errors import ServerLost, error_of
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.plan import Plan, ProcessSpec
+from deploy.local.plan import ClusterPlan, ProcessSpec
 from deploy.local.ports import PortReservations
 from deploy.local.restarts import RestartPolicy
 from deploy.local.screen import LoadedPart
@@ -117,7 +117,7 @@ class Harness:
         self.journal = folder / "journal"
         specs = [self._spec(name, ports, behaviour) for name, behaviour in behaviours.items()]
         self.supervisor = Supervisor(
-            Plan(target="127.0.0.1:1", router=specs[0], workers=tuple(specs[1:])),
+            ClusterPlan(target="127.0.0.1:1", router=specs[0], workers=tuple(specs[1:])),
             policy=RestartPolicy(
                 first_delay_s=0.05, final_exits={78: "its configuration is wrong"}, final_starts={}
             ),
@@ -149,7 +149,7 @@ class Harness:
         return [int(line.split()[2]) for line in self.journal.read_text().splitlines() if " started " in line]
 
 
-async def _at_once(plan: Plan) -> bool:
+async def _at_once(plan: ClusterPlan) -> bool:
     return True
 
 

@@ -12,9 +12,9 @@ from pdserve.clock import SystemClock
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import Down, Up
 from pdserve.rpc.v1 import session_pb2_grpc
-from pdserve.service.admission import RouterGuard
 from pdserve.service.cache_events import CacheEvents
 from pdserve.service.grpc_session import GrpcDialer, WorkersServicer
+from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import bind, make_server
 from pdserve.session import Session
 from tests.contract.sessions.proxy import Proxy

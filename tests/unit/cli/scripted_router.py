@@ -15,7 +15,7 @@ from pdserve.rpc.v1 import admin_pb2
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
-from pdserve.service.admission import ROUTER_KEY
+from pdserve.service.peer_proof import ROUTER_KEY
 from pdserve.service.rpc_errors import status_of
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.plan import Plan, ProcessSpec, Shape, dialled, divide_cores, make_plan
+from deploy.local.plan import ClusterPlan, ProcessSpec, Shape, dialled, divide_cores, make_plan
 from pdserve.service.config import Config, load
 from pdserve.service.settings import ConfigError
 
@@ -24,7 +24,7 @@ class CountingPorts:
 
 def plan_of(
     shape: Shape, config: Config | None = None, flags: dict[str, object] | None = None, num_cores: int = 2
-) -> Plan:
+) -> ClusterPlan:
     return make_plan(
         shape,
         config or Config(),

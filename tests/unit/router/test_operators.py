@@ -14,7 +14,7 @@ from pdserve.clock import SystemClock
 from pdserve.errors import InvalidRequest, PdserveError, UnknownWorker
 from pdserve.messages import Drain, Role, SetRole, StartDecode, Welcome
 from pdserve.rpc.v1.admin_pb2_grpc import add_AdminServicer_to_server
-from pdserve.service.admission import RouterGuard
+from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import bind, make_server
 from pdserve.service.secret import Unauthenticated
 from router.admin_door import AdminServicer

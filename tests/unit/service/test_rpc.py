@@ -16,7 +16,7 @@ from pdserve import errors
 from pdserve.request import Event, GenerateRequest
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
-from pdserve.service.admission import read_metadata
+from pdserve.service.peer_proof import read_metadata
 from pdserve.service.rpc import INFERENCE, Health, bind, keepalive_options, make_server, open_channel
 from pdserve.service.rpc_errors import ServerLost, error_of, status_of
 from pdserve.service.secret import Unauthenticated

@@ -13,7 +13,7 @@ from pdserve import messages as m
 from pdserve.clock import VirtualClock
 from pdserve.errors import WorkerLost
 from pdserve.messages import Down, Up
-from pdserve.service.admission import NONCE_LIFE_S, RouterGuard
+from pdserve.service.peer_proof import NONCE_LIFE_S, RouterGuard
 from pdserve.service.secret import prove, proves, read_secret
 from pdserve.service.settings import ConfigError
 from pdserve.session import Session
