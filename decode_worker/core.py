@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import structlog
 
-from decode_worker.admission import Admission
 from decode_worker.answers import finished, started_by_hand_off, started_here, step_tokens
 from decode_worker.attempt import DecodeAttempt, DecodeState
+from decode_worker.grant_queue import GrantQueue
 from decode_worker.grants import Grant, Grants
 from kv_transfer.messages import HandedOff, PullProgress, Released, Retired
 from pdserve.engine.events import (
@@ -72,7 +72,7 @@ class DecodeCore:
         self._clock = parts.clock
         self._desk: Desk[DecodeAttempt] = Desk(parts, self)
         self._grants = Grants(engine, parts.to_transfer, parts.random)
-        self._admission = Admission(engine, self._grants, parts.config.worker.max_waiting)
+        self._queue = GrantQueue(engine, self._grants, parts.config.worker.max_waiting)
         self._attempts = self._desk.attempts
         self._num_accepted = 0
 
@@ -105,7 +105,7 @@ class DecodeCore:
 
     def step(self) -> float | None:
         self._desk.begin_turn()
-        while (grant := self._admission.revocable_ahead()) is not None:
+        while (grant := self._queue.revocable_ahead()) is not None:
             self._revoke(grant)
         if self._engine.has_work:
             self._take_events(self._engine.step())
@@ -127,11 +127,11 @@ class DecodeCore:
         now_s = self._clock.now_s()
         attempt = self._new_attempt(start, received)
         self._desk.take_in(attempt, start)
-        self._admission.add(attempt)
+        self._queue.add(attempt)
         self._grant_waiting(now_s)
-        if attempt.state is DecodeState.WAITING and self._admission.is_over_bound:
+        if attempt.state is DecodeState.WAITING and self._queue.is_over_bound:
             self._drop(attempt)
-            num_waiting = self._admission.num_waiting
+            num_waiting = self._queue.num_waiting
             full = Overloaded("the waiting list is full", retry_after_s=_RETRY_AFTER_S, waiting=num_waiting)
             self._desk.refuse(session_id, start.handle, full)
         self._say_places()
@@ -174,7 +174,7 @@ class DecodeCore:
     # --- grants
 
     def _grant_waiting(self, now_s: float) -> None:
-        granted = self._admission.grant(now_s)
+        granted = self._queue.grant(now_s)
         for attempt, answer in granted:
             self._send(attempt, answer)
         if granted:
@@ -291,14 +291,14 @@ class DecodeCore:
 
     def _drop(self, attempt: DecodeAttempt, *, cache: bool = True) -> None:
         """Forget it. A lease that is still open has its grant, which remembers the blocks."""
-        self._admission.remove(attempt)
+        self._queue.remove(attempt)
         if attempt.state is DecodeState.ACTIVE:
             self._engine.end(attempt.seq, cache=cache)
         attempt.move(DecodeState.ENDED, self._clock.now_s())
         del self._attempts[attempt.handle]
 
     def _refuse_waiting(self) -> None:
-        for attempt in self._admission.waiting():
+        for attempt in self._queue.waiting():
             self._drop(attempt)
             error = Draining("the worker takes no new work")
             self._desk.refuse(attempt.session_id, attempt.handle, error)
@@ -307,7 +307,7 @@ class DecodeCore:
 
     def _say_places(self) -> None:
         """Each waiting one hears its place where it is news; the first time it is the answer to StartDecode."""
-        for attempt, place in self._admission.news_of_places():
+        for attempt, place in self._queue.news_of_places():
             self._send(attempt, Waiting(attempt.handle, place))
 
     def _send(self, attempt: DecodeAttempt, message: Up) -> None:
@@ -316,7 +316,7 @@ class DecodeCore:
     def figures(self) -> RoleFigures:
         return RoleFigures(
             num_running=self._grants.num_live,
-            num_waiting=self._admission.num_waiting,
-            num_cache_hit_tokens=self._admission.num_hit_tokens,
-            num_cache_query_tokens=self._admission.num_query_tokens,
+            num_waiting=self._queue.num_waiting,
+            num_cache_hit_tokens=self._queue.num_hit_tokens,
+            num_cache_query_tokens=self._queue.num_query_tokens,
         )

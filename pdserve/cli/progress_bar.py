@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 
 class ProgressBar:
-    """A `modelstore` Progress for people; a context manager. Called by one thread at a time."""
+    """A `ByteProgress` for people; a context manager. Called by one thread at a time."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)

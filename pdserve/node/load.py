@@ -11,7 +11,7 @@ import structlog
 
 from pdserve.clock import Clock
 from pdserve.engine.port import Runner
-from pdserve.modelstore.progress import Progress
+from pdserve.modelstore.progress import ByteProgress
 from pdserve.modelstore.resolve import resolve
 from pdserve.node.ports import LoadedModel
 from pdserve.service.config import Config, EngineConfig
@@ -40,12 +40,12 @@ class LoadState:
 
 
 class LoadProgress:
-    """Implements `Progress` for the thread that loads; `post` takes the states to whoever reads them.
+    """Implements `ByteProgress` for the thread that loads; `post` takes the states to whoever reads them.
 
     bar  in a terminal; then there are no log lines, which would break it
     """
 
-    def __init__(self, clock: Clock, post: Callable[[LoadState], None], bar: Progress | None) -> None:
+    def __init__(self, clock: Clock, post: Callable[[LoadState], None], bar: ByteProgress | None) -> None:
         self._clock = clock
         self._post = post
         self._bar = bar
@@ -102,7 +102,7 @@ def _prepare_structures(tokenizer: Tokenizer, clock: Clock) -> WorkerStructures:
     return structures
 
 
-def _load_torch(folder: Path, config: EngineConfig, progress: Progress) -> Runner:
+def _load_torch(folder: Path, config: EngineConfig, progress: ByteProgress) -> Runner:
     # Here, so that a worker with the fake engine never imports torch.
     from pdserve.engine.torch_runner import TorchRunner
 

@@ -15,7 +15,7 @@ from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import Clock, SystemClock
 from pdserve.ids import Epoch, Random, WorkerRef, draw_text_id, system_random
 from pdserve.messages import Role
-from pdserve.modelstore.progress import Progress
+from pdserve.modelstore.progress import ByteProgress
 from pdserve.node.load import LoadProgress, LoadState, load_model
 from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
 from pdserve.node.worker import Worker
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-Bar = AbstractContextManager[Progress | None]
+Bar = AbstractContextManager[ByteProgress | None]
 """What shows progress while it is entered, if there is a terminal."""
 
 

@@ -12,7 +12,7 @@ from pdserve.messages import Granted
 _ROOM_AHEAD_TOKENS = 2
 
 
-class Admission:
+class GrantQueue:
     """The waiting list in front of the grants. Engine owner only."""
 
     def __init__(self, engine: Engine, grants: Grants, max_waiting: int) -> None:
