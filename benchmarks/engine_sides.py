@@ -16,6 +16,7 @@ from pdserve.engine.models import MODELS
 from pdserve.engine.port import Row, SampleSpec
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.engine.weights import Weights
+from pdserve.kv_memory import ByteSpan
 from pdserve.sampling import SampleKey, SamplingParams
 
 GREEDY = SampleKey(
@@ -72,7 +73,7 @@ class Ours:
         blocks_each = self.runner.layout.blocks_for(context) + 8
         self._tables = [range(index * blocks_each, (index + 1) * blocks_each) for index in range(batch)]
         self._ids = [[7] * (context + 1) for _ in range(batch)]
-        used = self.runner.pool[: batch * blocks_each * self.runner.layout.block_bytes]
+        used = self.runner.pool.view(ByteSpan(0, batch * blocks_each * self.runner.layout.block_bytes))
         dtype = torch.bfloat16 if self.runner.layout.dtype == "bfloat16" else torch.float32
         values = torch.frombuffer(used, dtype=dtype)
         values.normal_(generator=torch.Generator().manual_seed(1))

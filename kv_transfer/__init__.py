@@ -34,8 +34,7 @@ Where things are:
     framing.py          header, msgpack body, check sum
     messages.py         what engine, loop and transfer owner say to each other
     metrics.py          what is counted
-    transports/         port.py: Channel and Network; stream*.py, unix_listener.py, selector_waiter.py: sockets;
-                        memory*.py: the simulation's network; faulty.py: any of them, broken on purpose
+    transports/         port.py: Channel and Network; stream*.py, unix_listener.py, selector_waiter.py: sockets
 
 All of it is synchronous and takes time from an injected Clock. Nothing here knows tensors, requests or routers.
 """

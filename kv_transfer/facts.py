@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdserve.errors import Incompatible
+from pdserve.kv_memory import XXH3_64
 
 WIRE_VERSION = (1, 0)
 """(major, minor) of frames and rules on a link, apart from the package's version. Majors must be equal; the lower
 minor is spoken, so that a version speaks with the one before it. Fields may be added to a frame's map (unknown ones
 are ignored); a new kind of frame needs a new minor and is sent only to those who speak it."""
-
-CHECKSUM = "xxh3_64"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +18,8 @@ class LinkFacts:
     """One worker's side of the comparison, said in HELLO.
 
     layout_json  named dims and strides (KvLayout.wire_json), without the pool's size
+    checksums    kinds of check sums that this side's memory can compute, the best first; None: a peer of minor 0, which
+                 knows `checksum` alone, and insists on it
     state_kinds  what a hand-off carries
     numerics     workers of equal text give equal bits; a difference is logged, and only where `deterministic`
     """
@@ -31,7 +32,8 @@ class LinkFacts:
     state_kinds: tuple[str, ...] = ("kv",)
     tp_rank: int = 0
     tp_size: int = 1
-    checksum: str = CHECKSUM
+    checksum: str = XXH3_64
+    checksums: tuple[str, ...] | None = None
     wire: tuple[int, int] = WIRE_VERSION
     role_generation: int = 0
 
@@ -43,7 +45,6 @@ _EQUAL = (
     "state_kinds",
     "tp_rank",
     "tp_size",
-    "checksum",
 )
 
 
@@ -55,6 +56,22 @@ def agree(*, prefill: LinkFacts, decode: LinkFacts) -> tuple[int, int]:
         if getattr(prefill, name) != getattr(decode, name):
             raise misfit(name, prefill=getattr(prefill, name), decode=getattr(decode, name))
     return prefill.wire[0], min(prefill.wire[1], decode.wire[1])
+
+
+def common_checksum(*, prefill: LinkFacts, decode: LinkFacts) -> str | None:
+    """What pieces carry: P's best kind that D can check; None: nothing, the transport is trusted.
+
+    Raises Incompatible if a peer of minor 0 insists on one that the other doesn't know.
+    """
+    kinds = _checksums(decode)
+    common = next((kind for kind in _checksums(prefill) if kind in kinds), None)
+    if common is None and None in (prefill.checksums, decode.checksums):
+        raise misfit("checksum", prefill=prefill.checksum, decode=decode.checksum)
+    return common
+
+
+def _checksums(facts: LinkFacts) -> tuple[str, ...]:
+    return (facts.checksum,) if facts.checksums is None else facts.checksums
 
 
 def breaks_determinism(one: LinkFacts, other: LinkFacts) -> bool:

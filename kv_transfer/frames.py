@@ -102,12 +102,14 @@ class Hello(_Frame, frozen=True, kw_only=True):
     num_blocks: U32
     nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
     secret: bool
+    checksums: Annotated[tuple[Word, ...], Meta(max_length=16)] | UnsetType = UNSET
 
     @classmethod
     def of(cls, sender: WorkerRef, receiver: WorkerRef, facts: LinkFacts, **rest: Any) -> Self:
         """rest: generation, num_blocks, nonce, secret."""
-        named = {field.name: getattr(facts, field.name) for field in fields_of(facts)}
-        return cls(sender_ref=_ref_to(sender), receiver_ref=_ref_to(receiver), **named, **rest)
+        said: dict[str, Any] = {field.name: getattr(facts, field.name) for field in fields_of(facts)}
+        absent = dict.fromkeys((name for name, value in said.items() if value is None), UNSET)
+        return cls(sender_ref=_ref_to(sender), receiver_ref=_ref_to(receiver), **said | absent, **rest)
 
     @property
     def sender(self) -> WorkerRef:
@@ -119,7 +121,9 @@ class Hello(_Frame, frozen=True, kw_only=True):
 
     @property
     def facts(self) -> LinkFacts:
-        return LinkFacts(**{field.name: getattr(self, field.name) for field in fields_of(LinkFacts)})
+        said: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields_of(LinkFacts)}
+        absent = dict.fromkeys(name for name, value in said.items() if value is UNSET)
+        return LinkFacts(**said | absent)
 
 
 class Proof(_Frame, frozen=True):

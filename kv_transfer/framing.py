@@ -48,11 +48,6 @@ class Header:
     summed: bytes
 
 
-def checksum(payload: memoryview | bytes) -> int:
-    """xxh3_64 of a piece, as DATA carries it."""
-    return xxh3_64_intdigest(payload)
-
-
 def encode(frame: Frame, generation: int, payload_bytes: int = 0) -> bytes:
     """Header and body; the payload, if any, is sent behind them as it lies in the pool."""
     return enveloped(frame.kind, _ENCODER.encode(frame), generation, payload_bytes)

@@ -16,7 +16,7 @@ import hashlib
 import hmac
 from enum import Enum
 
-from kv_transfer.facts import LinkFacts, agree, misfit
+from kv_transfer.facts import LinkFacts, agree, common_checksum, misfit
 from kv_transfer.frames import NONCE_BYTES, PROOF_BYTES, Hello, Proof
 from pdserve.errors import Stale
 from pdserve.ids import Random, WorkerRef
@@ -32,7 +32,11 @@ class Side(Enum):
 
 
 class Handshake:
-    """One side of one handshake; pure values in and out. theirs: what the other claims, until its proof is accepted."""
+    """One side of one handshake; pure values in and out.
+
+    theirs          what the other claims, until its proof is accepted
+    wire, checksum  what both speak, and what pieces carry; agreed with the other's HELLO
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Handshake:
         self.side = side
         self.theirs: Hello | None = None
         self.wire = facts.wire
+        self.checksum: str | None = None
         self._me = me
         self.facts = facts
         self._num_blocks = num_blocks
@@ -80,9 +85,11 @@ class Handshake:
         if expected is not None and hello.sender != expected:
             raise Stale("HELLO of another worker or epoch", wanted=expected, here=hello.sender)
         if self.side is Side.PREFILL:
-            self.wire = agree(prefill=self.facts, decode=hello.facts)
+            prefill, decode = self.facts, hello.facts
         else:
-            self.wire = agree(prefill=hello.facts, decode=self.facts)
+            prefill, decode = hello.facts, self.facts
+        self.wire = agree(prefill=prefill, decode=decode)
+        self.checksum = common_checksum(prefill=prefill, decode=decode)
         if hello.secret != (self._secret is not None):
             words = {self.side: "not set", self._other: "not set"}
             words[self._other if hello.secret else self.side] = "set"

@@ -15,12 +15,12 @@ import structlog
 
 from kv_transfer.cut import Cut
 from kv_transfer.frames import MAX_PULLED_PIECES, Data, Frame, Pull, PulledPiece
-from kv_transfer.framing import checksum
 from kv_transfer.lease import ASKED, UNASKED, WRITTEN, ReceiveLease
 from kv_transfer.metrics import TransferMetrics, count
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, InvariantViolated, KvCorrupt
 from pdserve.ids import WorkerRef
+from pdserve.kv_memory import ByteSpan, KvMemory
 
 _MAX_OUTSTANDING = 1024
 """Pieces asked for and not yet received on a link, besides the window in bytes."""
@@ -34,12 +34,17 @@ class IntakePort(Protocol):
     @property
     def peer(self) -> WorkerRef: ...
     @property
-    def one_sided(self) -> bool: ...
+    def checksum(self) -> str | None: ...
+    @property
+    def reads_itself(self) -> bool: ...
+    @property
+    def can_divert(self) -> bool: ...
     @property
     def peer_num_blocks(self) -> int: ...
     def send(self, frame: Frame) -> None: ...
+    def post_receive(self, tag: int, into: ByteSpan) -> None: ...
     def divert(self) -> None: ...
-    def read_remote(self, tag: int, start: int, into: memoryview) -> bool: ...
+    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class _Asked:
 
     lease: ReceiveLease
     piece: int
-    into: memoryview
+    into: ByteSpan
 
 
 class Intake:
@@ -58,10 +63,9 @@ class Intake:
         self,
         *,
         port: IntakePort,
-        pool: memoryview,
+        pool: KvMemory,
         cut: Cut,
         window_bytes: int,
-        scratch: memoryview,
         clock: Clock,
         metrics: TransferMetrics,
     ) -> None:
@@ -69,7 +73,6 @@ class Intake:
         self._port = port
         self._pool = pool
         self._window_bytes = window_bytes
-        self._scratch = scratch
         self._clock = clock
         self._metrics = metrics
         self._rotation: deque[ReceiveLease] = deque()
@@ -96,11 +99,11 @@ class Intake:
         return bool(self._released or self._grown) or (bool(self._rotation) and self._has_room())
 
     def turn(self) -> ReceiveLease | None:
-        """Two-sided: ask for all that the window allows. One-sided: read one piece.
+        """Ask for all that the window allows; or, where D reads itself, read one piece.
 
         returns  the lease of a piece that was read at once
         """
-        if self._port.one_sided:
+        if self._port.reads_itself:
             return self._read_one()
         self._pull()
         return None
@@ -121,6 +124,9 @@ class Intake:
             asked.setdefault(lease.lease_id, []).append(pulled)
             num_asked += 1
         for lease_id, pieces in asked.items():
+            if not self._port.can_divert:
+                for pulled in pieces:
+                    self._port.post_receive(pulled.tag, self._asked[pulled.tag].into)
             self._port.send(Pull(lease_id, tuple(pieces)))
 
     def _read_one(self) -> ReceiveLease | None:
@@ -139,7 +145,7 @@ class Intake:
                 )
             tag = self._ask(lease, piece)
             start = remote_id * self.cut.block_bytes + offset
-            return self.on_read(tag) if self._port.read_remote(tag, start, self._asked[tag].into) else None
+            return self.on_done(tag) if self._port.read_remote(tag, start, self._asked[tag].into) else None
         return None
 
     def _has_room(self) -> bool:
@@ -165,7 +171,7 @@ class Intake:
         start = lease.block_ids[block] * self.cut.block_bytes + offset
         tag = self._next_tag
         self._next_tag += 1
-        self._asked[tag] = _Asked(lease, piece, self._pool[start : start + num_bytes])
+        self._asked[tag] = _Asked(lease, piece, ByteSpan(start, num_bytes))
         self._asked_bytes += num_bytes
         lease.pieces[piece] = ASKED
         now_s = self._clock.now_s()
@@ -178,24 +184,16 @@ class Intake:
 
     # --- arriving
 
-    def place(self, data: Data, num_bytes: int) -> memoryview:
-        """Where the payload of this DATA goes. Raises InvalidRequest if its size isn't the one asked for."""
+    def place(self, data: Data, num_bytes: int) -> ByteSpan | None:
+        """Where the payload of this DATA goes; None if nobody waits for it. Raises InvalidRequest on a wrong size."""
         asked = self._asked.get(data.tag)
         if asked is None or asked.lease.lease_id != data.lease_id:
             self._arriving = None
-            if num_bytes > len(self._scratch):
-                raise InvalidRequest(
-                    "malformed frame",
-                    frame="DATA",
-                    field="payload_bytes",
-                    want=len(self._scratch),
-                    got=num_bytes,
-                )
-            return self._scratch[:num_bytes]
-        if len(asked.into) != num_bytes:
-            raise InvalidRequest(
-                "malformed frame", frame="DATA", field="payload_bytes", want=len(asked.into), got=num_bytes
-            )
+            if num_bytes > self.cut.largest:
+                raise _wrong_size(want=self.cut.largest, got=num_bytes)
+            return None
+        if asked.into.num_bytes != num_bytes:
+            raise _wrong_size(want=asked.into.num_bytes, got=num_bytes)
         self._arriving = data.tag
         return asked.into
 
@@ -205,7 +203,8 @@ class Intake:
             return None
         self._arriving = None
         asked = self._forget(data.tag)
-        if checksum(asked.into) == data.checksum:
+        kind = self._port.checksum
+        if kind is None or self._pool.checksum(kind, asked.into) == data.checksum:
             self._written(asked)
             return asked.lease
         lease, piece = asked.lease, asked.piece
@@ -221,8 +220,12 @@ class Intake:
         self.want(lease)
         return lease
 
-    def on_read(self, tag: int) -> ReceiveLease | None:
-        """A one-sided read is done; None if its lease has ended meanwhile."""
+    def is_orphan(self, tag: int) -> bool:
+        """Whether the lease of this read or posted receive has ended while it was under way."""
+        return tag in self._orphans
+
+    def on_done(self, tag: int) -> ReceiveLease | None:
+        """A read is done, or a posted receive is over; None if its lease has ended meanwhile."""
         lease_id = self._orphans.pop(tag, None)
         if lease_id is None:
             asked = self._forget(tag)
@@ -236,7 +239,7 @@ class Intake:
 
     def _forget(self, tag: int) -> _Asked:
         asked = self._asked.pop(tag)
-        self._asked_bytes -= len(asked.into)
+        self._asked_bytes -= asked.into.num_bytes
         return asked
 
     def _written(self, asked: _Asked) -> None:
@@ -245,9 +248,9 @@ class Intake:
             raise InvariantViolated("a piece written twice", lease_id=lease.lease_id, piece=asked.piece)
         lease.pieces[asked.piece] = WRITTEN
         lease.num_written += 1
-        lease.received_bytes += len(asked.into)
+        lease.received_bytes += asked.into.num_bytes
         lease.last_data_s = lease.progress_s = self._clock.now_s()
-        self._metrics.received_bytes += len(asked.into)
+        self._metrics.received_bytes += asked.into.num_bytes
         self._metrics.received_pieces += 1
         block = asked.piece // self.cut.pieces_per_block
         lease.blocks_left[block] -= 1
@@ -263,28 +266,28 @@ class Intake:
     # --- the end of a lease
 
     def end(self, lease: ReceiveLease) -> bool:
-        """Forget the lease: nothing that the channel does from now on touches its blocks.
+        """Forget the lease: nothing that the channel begins from now on touches its blocks.
 
-        returns  True if a one-sided read under way still may (quarantine); `take_released` names the lease later
+        returns  True if a read or receive under way still may (quarantine); `take_released` names the lease later
         """
         if lease.is_in_rotation:
             self._rotation.remove(lease)
             lease.is_in_rotation = False
         for tag in [tag for tag, asked in self._asked.items() if asked.lease is lease]:
             self._forget(tag)
-            if self._port.one_sided:
+            if not self._port.can_divert:
                 self._orphans[tag] = lease.lease_id
                 self._quarantined[lease.lease_id] = self._quarantined.get(lease.lease_id, 0) + 1
-            if self._arriving == tag:
+            elif self._arriving == tag:
                 self._port.divert()
                 self._arriving = None
         return lease.lease_id in self._quarantined
 
-    @property
-    def has_quarantined(self) -> bool:
-        return bool(self._quarantined or self._released)
-
     def take_released(self) -> list[int]:
-        """Ended leases whose last read under way is done."""
+        """Ended leases whose last read or receive under way is over."""
         released, self._released = self._released, []
         return released
+
+
+def _wrong_size(*, want: int, got: int) -> InvalidRequest:
+    return InvalidRequest("malformed frame", frame="DATA", field="payload_bytes", want=want, got=got)

@@ -12,7 +12,7 @@ from pdserve.ids import WorkerRef
 
 
 class SendState(Enum):
-    """P's end: OPEN -> COMMITTED -> closed; RELEASING = given up, D may still read (one-sided)."""
+    """P's end: OPEN -> COMMITTED -> closed; RELEASING = over, but D, or a send under way, may still read its blocks."""
 
     OPEN = "open"
     COMMITTED = "committed"
@@ -35,7 +35,7 @@ class SendLease:
     pulls           pieces that D asked for and that have not been sent
     pulled_bytes    asked for so far; less than what is offered means that a PULL is awaited
     progress_s      when something last moved
-    error           why it was given up (RELEASING)
+    error           why it is over (RELEASING); None: confirmed
     """
 
     lease_id: int
@@ -68,7 +68,7 @@ class ReceiveLease:
     num_expected    blocks that must come: sequence blocks num_skip … num_skip + num_expected − 1
     upto            sequence blocks offered so far, counted from 0
     block_ids       D's blocks they go into
-    remote_ids      P's block ids of the offered ones (one-sided)
+    remote_ids      P's block ids of the offered ones (where D reads itself)
     pieces          the bitmap: UNASKED, ASKED or WRITTEN for each piece; num_written of them are WRITTEN
     next_piece      the first that was never asked for; again: those to fetch once more; retried: those already were
     """

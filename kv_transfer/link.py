@@ -26,6 +26,7 @@ from pdserve import errors
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, LinkLost, PdserveError, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
+from pdserve.kv_memory import ByteSpan
 from pdserve.service.config import TimeoutsConfig
 
 log = structlog.get_logger()
@@ -124,8 +125,24 @@ class Link:
         return self._channel.transport
 
     @property
-    def one_sided(self) -> bool:
-        return self._channel.one_sided
+    def checksum(self) -> str | None:
+        return self._handshake.checksum
+
+    @property
+    def reads_itself(self) -> bool:
+        return self._channel.reads_itself
+
+    @property
+    def can_detach(self) -> bool:
+        return self._channel.can_detach
+
+    @property
+    def can_divert(self) -> bool:
+        return self._channel.can_divert
+
+    @property
+    def num_unsent_pieces(self) -> int:
+        return self._channel.num_unsent_pieces
 
     @property
     def my_side(self) -> Side:
@@ -150,17 +167,24 @@ class Link:
         if self.phase is not Phase.DOWN:
             self._send(frame)
 
-    def send_piece(self, frame: Data, payload: memoryview) -> None:
-        self._channel.send_piece(encode(frame, self.generation, len(payload)), payload)
+    def send_piece(self, frame: Data, span: ByteSpan) -> None:
+        self._channel.send_piece(encode(frame, self.generation, span.num_bytes), span)
+        self._sent_s = self._clock.now_s()
+
+    def skip_piece(self, frame: Data, num_bytes: int) -> None:
+        self._channel.skip_piece(encode(frame, self.generation, num_bytes), num_bytes)
         self._sent_s = self._clock.now_s()
 
     def detach_piece(self) -> None:
         self._channel.detach_piece()
 
+    def post_receive(self, tag: int, into: ByteSpan) -> None:
+        self._channel.post_receive(tag, into)
+
     def divert(self) -> None:
         self._channel.divert()
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
+    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
         return self._channel.read_remote(tag, start, into)
 
     def _send(self, frame: Frame) -> None:
@@ -169,16 +193,16 @@ class Link:
 
     # --- the sink of the channel
 
-    def place(self, data: Data, generation: int, num_bytes: int) -> memoryview:
+    def place(self, data: Data, generation: int, num_bytes: int) -> ByteSpan | None:
         if not isinstance(self.side, Receiver):
             raise InvalidRequest("a piece that nobody may send here", field="kind", got="DATA")
         if generation != self.generation:
             data = Data(0, 0, 0)
         return self.side.place(data, num_bytes)
 
-    def on_read(self, tag: int) -> None:
+    def on_done(self, tag: int) -> None:
         assert isinstance(self.side, Receiver)
-        self.side.on_read(tag)
+        self.side.on_done(tag)
 
     def on_frame(self, frame: Frame, generation: int) -> None:
         match frame:
@@ -243,6 +267,7 @@ class Link:
             transport=self.transport,
             address=self._channel.peer,
             wire=version_text(self._handshake.wire),
+            checksum=self.checksum,
         )
         mine = self._handshake.facts
         if breaks_determinism(mine, theirs.facts):
@@ -275,11 +300,11 @@ class Link:
 
     @property
     def is_finished(self) -> bool:
-        """Down, and no one-sided read of it is under way: it needs no more turns."""
-        return self.phase is Phase.DOWN and self._channel.num_pending_reads == 0
+        """Down, and nothing of it touches memory any more: it needs no more turns."""
+        return self.phase is Phase.DOWN and self._channel.is_idle and not self.num_leases
 
-    def finish_reads(self) -> None:
-        """A turn of a link that is down: reads that were under way when it ended release their blocks."""
+    def finish(self) -> None:
+        """A turn of a link that is down: what it couldn't take back releases its blocks when it is over."""
         self._channel.receive(self)
         if self.side is not None:
             self.side.turn()

@@ -34,6 +34,7 @@ from pdserve.errors import (
     WorkerLost,
 )
 from pdserve.ids import Random, WorkerRef
+from pdserve.kv_memory import KvMemory
 from pdserve.owner import Post
 from pdserve.service.config import TimeoutsConfig, TransportConfig
 
@@ -54,7 +55,7 @@ class TransferOwner:
         *,
         me: WorkerRef,
         facts: LinkFacts,
-        pool: memoryview,
+        pool: KvMemory,
         layout: KvLayout,
         network: Network,
         timeouts: TimeoutsConfig,
@@ -66,8 +67,8 @@ class TransferOwner:
         secret: bytes | None,
         max_links: int = 16,
     ) -> None:
-        if pool.nbytes != layout.pool_bytes or pool.readonly or pool.format != "B":
-            raise InvariantViolated("not the pool of this layout", want=layout.pool_bytes, got=pool.nbytes)
+        if pool.num_bytes != layout.pool_bytes:
+            raise InvariantViolated("not the pool of this layout", want=layout.pool_bytes, got=pool.num_bytes)
         self.addresses = network.addresses
         self.metrics = TransferMetrics()
         self._me = me
@@ -89,7 +90,6 @@ class TransferOwner:
         self._to_prefill: dict[str, Link] = {}
         self._ended: dict[WorkerRef, int] = {}  # generation of the last link to each, the latest end last
         self._generation = 0
-        self._scratch = memoryview(bytearray(self._cut.largest))
         self._look_s = clock.now_s()
 
     # --- messages
@@ -184,7 +184,7 @@ class TransferOwner:
             if link.phase is not Phase.DOWN:
                 more = link.turn() or more
             elif not link.is_finished:
-                link.finish_reads()
+                link.finish()
         self._links.rotate(-1)
         for link in [link for link in self._links if link.is_finished]:
             self._links.remove(link)
@@ -301,7 +301,6 @@ class TransferOwner:
             pool=self._pool,
             cut=self._cut,
             window_bytes=self._window_bytes,
-            scratch=self._scratch,
             clock=self._clock,
             metrics=self.metrics,
         )

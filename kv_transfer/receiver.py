@@ -6,7 +6,8 @@
                    +--------------+------------------------------+
                      EndLease, WITHDRAW, STALE, lease_s, own error, end of the link: Retired(error)
 
-A lease ends here in one turn: what is still to come of its piece in flight goes to scratch, then Retired is said.
+A lease ends here in one turn: what is still to come of its piece in flight is diverted, then Retired is said. What
+can't be diverted keeps the blocks in quarantine until it is over: Released.
 How the bytes come is in intake.py.
 """
 
@@ -39,6 +40,7 @@ from kv_transfer.stuck import log_if_stuck
 from pdserve import errors
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, InvariantViolated, PdserveError, WorkerLost
+from pdserve.kv_memory import ByteSpan
 from pdserve.owner import Post
 from pdserve.service.config import TimeoutsConfig
 
@@ -50,6 +52,9 @@ class ReceivePort(IntakePort, Protocol):
 
     @property
     def transport(self) -> str: ...
+    @property
+    def can_detach(self) -> bool: ...
+    def end(self, error: PdserveError) -> None: ...
 
 
 class Receiver:
@@ -142,13 +147,13 @@ class Receiver:
             case Withdraw():
                 self._retire(lease, errors.from_failure(frame.failure))
 
-    def place(self, data: Data, num_bytes: int) -> memoryview:
-        """Where this piece goes; scratch if nobody waits for it. Raises InvalidRequest on a size not asked for."""
+    def place(self, data: Data, num_bytes: int) -> ByteSpan | None:
+        """Where this piece goes; None if nobody waits for it. Raises InvalidRequest on a size not asked for."""
         return self._intake.place(data, num_bytes)
 
-    def on_read(self, tag: int) -> None:
-        """A one-sided read is done."""
-        lease = self._intake.on_read(tag)
+    def on_done(self, tag: int) -> None:
+        """A read is done, or a posted receive is over."""
+        lease = self._intake.on_done(tag)
         if lease is not None:
             self._ack_if_filled(lease)
 
@@ -164,7 +169,7 @@ class Receiver:
             )
             self._fail(lease, error)
             return
-        if self._port.one_sided:
+        if self._port.reads_itself:
             if ready.upto - len(ready.block_ids) != lease.upto:
                 self._fail(
                     lease, InvariantViolated("an offer with a gap", lease_id=lease.lease_id, upto=ready.upto)
@@ -180,6 +185,9 @@ class Receiver:
         self._intake.want(lease)
 
     def _on_data(self, data: Data) -> None:
+        if self._intake.is_orphan(data.tag):
+            self._intake.on_done(data.tag)
+            return
         arrival = self._intake.on_data(data)
         if arrival is None:
             self._answer_stale(data.lease_id, Kind.DATA)
@@ -253,7 +261,7 @@ class Receiver:
         return self._intake.has_work
 
     def turn(self) -> None:
-        """Ask for (one-sided: read) what the window allows, and report what grew."""
+        """Ask for, or read, what the window allows, and report what grew."""
         read = self._intake.turn()
         if read is not None:
             self._ack_if_filled(read)
@@ -263,12 +271,7 @@ class Receiver:
                 self._to_engine(messages.PullProgress(lease.lease_id, lease.num_full_blocks))
         for lease_id in self._intake.take_released():
             self._to_engine(messages.Released(lease_id))
-            self._port.send(Released(lease_id))
-
-    @property
-    def has_quarantined(self) -> bool:
-        """Whether some ended lease's blocks may still be written by reads under way; needs turns until then."""
-        return self._intake.has_quarantined
+            self._let_go(lease_id)
 
     def on_time(self, now_s: float) -> float | None:
         """End leases whose answer stays away; returns the moment of the next look that is due."""
@@ -291,6 +294,9 @@ class Receiver:
                 lease_id=lease.lease_id,
                 waited_s=round(now_s - lease.progress_s, 3),
             )
+            if awaited == "DATA" and not (self._port.can_divert or self._port.reads_itself):
+                self._port.end(error)  # a posted receive can only be taken back with its connection
+                return None
             self._fail(lease, error)
         return due_s
 
@@ -329,9 +335,14 @@ class Receiver:
             error=type(error).__name__,
             reason=str(error),
         )
-        if self._port.one_sided and not quarantine:
-            self._port.send(Released(lease.lease_id))
+        if not quarantine:
+            self._let_go(lease.lease_id)
         self._to_engine(messages.Retired(lease.lease_id, error, quarantine))
+
+    def _let_go(self, lease_id: int) -> None:
+        """Tell P, if it waits for that, that its blocks will not be read again."""
+        if self._port.reads_itself and not self._port.can_detach:
+            self._port.send(Released(lease_id))
 
     def _answer_stale(self, lease_id: int, of: Kind) -> None:
         count(self._metrics.stale, self._port.peer.id)

@@ -7,8 +7,11 @@
                    Withdraw, FAIL, STALE, lease_s, own error: WITHDRAW (not for FAIL), LeaseClosed(error)
 
 A lease is ended before anybody is told, so an ACK that comes later names no live lease and is never confirmed: that
-is what makes it safe to reuse the blocks. On a one-sided transport a given-up lease is RELEASING until D says
-RELEASED or the link ends, and only then closed.
+is what makes it safe to reuse the blocks. Where the channel can't detach, an ended lease is RELEASING, and closed only
+when nobody reads its blocks any more: D has said RELEASED (where it reads itself), or the sends under way are over.
+
+Where D can't divert what comes (posted receives), every piece asked for must come, in the order asked: a piece of a
+lease that is over is skipped, which sends as many bytes without meaning.
 """
 
 from __future__ import annotations
@@ -35,7 +38,6 @@ from kv_transfer.frames import (
     Stale,
     Withdraw,
 )
-from kv_transfer.framing import checksum
 from kv_transfer.lease import SendLease, SendState
 from kv_transfer.lease_table import LeaseTable
 from kv_transfer.metrics import TransferMetrics, count
@@ -44,6 +46,7 @@ from pdserve import errors
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, InvariantViolated, PdserveError, WorkerLost
 from pdserve.ids import WorkerRef
+from pdserve.kv_memory import ByteSpan, KvMemory
 from pdserve.owner import Post
 from pdserve.service.config import TimeoutsConfig
 
@@ -60,11 +63,20 @@ class SendPort(Protocol):
     @property
     def peer(self) -> WorkerRef: ...
     @property
-    def one_sided(self) -> bool: ...
+    def checksum(self) -> str | None: ...
+    @property
+    def reads_itself(self) -> bool: ...
+    @property
+    def can_detach(self) -> bool: ...
+    @property
+    def can_divert(self) -> bool: ...
     @property
     def can_send_piece(self) -> bool: ...
+    @property
+    def num_unsent_pieces(self) -> int: ...
     def send(self, frame: Frame) -> None: ...
-    def send_piece(self, frame: Data, payload: memoryview) -> None: ...
+    def send_piece(self, frame: Data, span: ByteSpan) -> None: ...
+    def skip_piece(self, frame: Data, num_bytes: int) -> None: ...
     def detach_piece(self) -> None: ...
 
 
@@ -75,7 +87,7 @@ class Sender:
         self,
         *,
         port: SendPort,
-        pool: memoryview,
+        pool: KvMemory,
         block_bytes: int,
         timeouts: TimeoutsConfig,
         clock: Clock,
@@ -92,7 +104,10 @@ class Sender:
         self._metrics = metrics
         self._rotation: deque[SendLease] = deque()
         self._num_queued_pulls = 0
-        self._on_the_way: int | None = None
+        self._under_way: deque[SendLease] = (
+            deque()
+        )  # of pieces that the link has and hasn't sent yet, in order
+        self._is_link_lost = False
         self._early_fails: dict[int, PdserveError] = {}
 
     # --- from the engine
@@ -138,7 +153,7 @@ class Sender:
         if not self._awaits_peer(lease):
             lease.progress_s = self._clock.now_s()
         lease.block_ids += message.block_ids
-        if not self._port.one_sided:
+        if not self._port.reads_itself:
             lease.upto = message.upto
             self._port.send(Ready(lease.lease_id, lease.upto))
             return
@@ -185,7 +200,7 @@ class Sender:
             case Released():
                 lease = self.leases.get(frame.lease_id)
                 if lease is not None and lease.state is SendState.RELEASING:
-                    self._close_now(lease, lease.error)
+                    self._end(lease, lease.error)
             case Stale():
                 self._on_stale(frame)
             case _:
@@ -197,6 +212,8 @@ class Sender:
         lease = self.leases.get(pull.lease_id)
         if lease is None or lease.state is SendState.RELEASING:
             self._answer_stale(pull.lease_id, Kind.PULL)
+            if not self._port.can_divert:
+                self._queue(_ghost(pull.lease_id), pull)
             return
         for piece in pull.pieces:
             if not self._is_offered(lease, piece):
@@ -208,18 +225,26 @@ class Sender:
                     num_bytes=piece.num_bytes,
                     upto=lease.upto,
                 )
+                if not self._port.can_divert:
+                    raise error
                 self._give_up(lease, error)
                 return
+        self._queue(lease, pull)
+        lease.pulled_bytes += sum(piece.num_bytes for piece in pull.pieces)
+        lease.progress_s = self._clock.now_s()
+
+    def _queue(self, lease: SendLease, pull: Pull) -> None:
+        """Leases in rotation; or, where D can't divert, each piece in its turn."""
         self._num_queued_pulls += len(pull.pieces)
         if self._num_queued_pulls > _MAX_QUEUED_PULLS:
             raise InvalidRequest(
                 "more pulled than any window allows", field="pieces", got=self._num_queued_pulls
             )
-        if not lease.pulls and pull.pieces:
+        if not self._port.can_divert:
+            self._rotation.extend([lease] * len(pull.pieces))
+        elif not lease.pulls and pull.pieces:
             self._rotation.append(lease)
         lease.pulls.extend(pull.pieces)
-        lease.pulled_bytes += sum(piece.num_bytes for piece in pull.pieces)
-        lease.progress_s = self._clock.now_s()
 
     def _is_offered(self, lease: SendLease, piece: PulledPiece) -> bool:
         if not lease.num_skip <= piece.block < lease.upto:
@@ -235,7 +260,7 @@ class Sender:
         else:
             self._port.send(Confirm(lease.lease_id))
             self._metrics.confirmed_leases += 1
-            self._close_now(lease, None)
+            self._end(lease, None)
 
     def _on_fail(self, fail: Fail) -> None:
         error = errors.from_failure(fail.failure)
@@ -255,10 +280,10 @@ class Sender:
         if lease is None or stale.of not in (Kind.READY, Kind.COMMIT, Kind.WITHDRAW):
             return
         if lease.state is SendState.RELEASING:
-            self._close_now(lease, lease.error)
+            self._end(lease, lease.error)
         else:
             of = Kind(stale.of).name
-            self._close_now(lease, errors.Stale("the decode worker doesn't know the lease", answered=of))
+            self._end(lease, errors.Stale("the decode worker doesn't know the lease", answered=of))
 
     # --- turns and time
 
@@ -269,24 +294,34 @@ class Sender:
 
     def turn(self) -> None:
         """Hand at most one piece to the link; leases in rotation."""
-        if not self._port.can_send_piece:
-            return
-        self._on_the_way = None
-        if not self._rotation:
+        self._note_sent()
+        if not self._rotation or not self._port.can_send_piece:
             return
         lease = self._rotation.popleft()
         piece = lease.pulls.popleft()
         self._num_queued_pulls -= 1
-        if lease.pulls:
+        if lease.pulls and self._port.can_divert:
             self._rotation.append(lease)
+        self._under_way.append(lease)
+        if lease.state is SendState.RELEASING or lease.lease_id not in self.leases:
+            self._port.skip_piece(Data(lease.lease_id, piece.tag, 0), piece.num_bytes)
+            return
         start = lease.block_ids[piece.block - lease.num_skip] * self._block_bytes + piece.offset
-        payload = self._pool[start : start + piece.num_bytes]
-        self._port.send_piece(Data(lease.lease_id, piece.tag, checksum(payload)), payload)
-        self._on_the_way = lease.lease_id
+        span = ByteSpan(start, piece.num_bytes)
+        kind = self._port.checksum
+        checksum = 0 if kind is None else self._pool.checksum(kind, span)
+        self._port.send_piece(Data(lease.lease_id, piece.tag, checksum), span)
         lease.sent_bytes += piece.num_bytes
         lease.progress_s = self._clock.now_s()
         self._metrics.sent_bytes += piece.num_bytes
         self._metrics.sent_pieces += 1
+
+    def _note_sent(self) -> None:
+        """Pieces that have gone; a lease that waited for the last of them is closed."""
+        while len(self._under_way) > self._port.num_unsent_pieces:
+            lease = self._under_way.popleft()
+            if self.leases.get(lease.lease_id) is lease and lease.state is SendState.RELEASING:
+                self._end(lease, lease.error)
 
     def on_time(self, now_s: float) -> float | None:
         """End leases whose answer stays away; returns the moment of the next look that is due."""
@@ -300,7 +335,7 @@ class Sender:
             if now_s < lease_due_s:
                 due_s = min(due_s, lease_due_s)
             elif lease.state is SendState.RELEASING:
-                self._close_now(lease, lease.error)
+                self._end(lease, lease.error)
             else:
                 what = "ACK" if lease.state is SendState.COMMITTED else "PULL"
                 waited = WorkerLost(
@@ -313,17 +348,20 @@ class Sender:
         return due_s
 
     def on_link_end(self, error: PdserveError) -> None:
-        """Nothing is read from here on; every lease is closed."""
+        """Nothing that hasn't begun is read; every lease is closed, or when the sends under way are over."""
+        self._is_link_lost = True
         for lease in self.leases:
-            self._close_now(lease, lease.error or error, link_lost=True)
+            self._end(lease, lease.error if lease.state is SendState.RELEASING else error)
 
     def _awaits_peer(self, lease: SendLease) -> bool:
-        if lease.state is not SendState.OPEN:
+        if lease.state is SendState.RELEASING:
+            return self._port.reads_itself
+        if lease.state is SendState.COMMITTED:
             return True
         if lease.pulls:
             return True
         offered_bytes = len(lease.block_ids) * self._block_bytes
-        return not self._port.one_sided and lease.pulled_bytes < offered_bytes
+        return not self._port.reads_itself and lease.pulled_bytes < offered_bytes
 
     # --- ends
 
@@ -338,21 +376,29 @@ class Sender:
         self._close(lease, error)
 
     def _close(self, lease: SendLease, error: PdserveError) -> None:
-        """From here on the lease is never confirmed; closed at once, or when a one-sided reader has let go."""
-        if not self._port.one_sided or not lease.block_ids:
-            self._close_now(lease, error)
-            return
-        lease.error = error
-        lease.enter(SendState.RELEASING, self._clock.now_s())
+        """From here on the lease is never confirmed; over at once, or when D, which reads itself, has let go."""
+        if self._port.reads_itself and not self._port.can_detach and lease.block_ids:
+            self._release(lease, error)
+        else:
+            self._end(lease, error)
 
-    def _close_now(self, lease: SendLease, error: PdserveError | None, *, link_lost: bool = False) -> None:
-        if lease.pulls:
+    def _release(self, lease: SendLease, error: PdserveError | None) -> None:
+        """Wait until nobody reads its blocks any more."""
+        lease.error = error
+        if lease.state is not SendState.RELEASING:
+            lease.enter(SendState.RELEASING, self._clock.now_s())
+
+    def _end(self, lease: SendLease, error: PdserveError | None) -> None:
+        """Only sends under way, if any, still read its blocks; what is left to send of it is not."""
+        if lease.pulls and self._port.can_divert:
             self._num_queued_pulls -= len(lease.pulls)
             lease.pulls.clear()
             self._rotation.remove(lease)
-        if self._on_the_way == lease.lease_id:
+        if lease in self._under_way:
+            if not self._port.can_detach:
+                self._release(lease, error)
+                return
             self._port.detach_piece()
-            self._on_the_way = None
         self.leases.end(lease.lease_id)
         if error is not None:
             self._metrics.failed_leases += 1
@@ -365,8 +411,13 @@ class Sender:
                 error=type(error).__name__,
                 reason=str(error),
             )
-        self._to_engine(messages.LeaseClosed(lease.lease_id, error, lease.sent_bytes, link_lost))
+        self._to_engine(messages.LeaseClosed(lease.lease_id, error, lease.sent_bytes, self._is_link_lost))
 
     def _answer_stale(self, lease_id: int, of: Kind) -> None:
         count(self._metrics.stale, self._port.peer.id)
         self._port.send(Stale(lease_id, of))
+
+
+def _ghost(lease_id: int) -> SendLease:
+    """A lease that is over, or never was, in the queue of pieces that must come nevertheless."""
+    return SendLease(lease_id=lease_id, num_blocks=0, num_skip=0, progress_s=0.0, state=SendState.RELEASING)

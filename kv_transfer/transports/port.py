@@ -1,7 +1,18 @@
 """The transport ports: a Channel is one connection, a Network opens and accepts them.
 
 Called by the transfer owner only. Nothing here blocks. A channel moves bytes when it is told to: `receive` takes in
-at most one piece, at most one piece is queued to be sent, so no link can keep the others from their turn.
+at most one piece, and only a few pieces wait to be sent, so no link can keep the others from their turn.
+
+Three facts say how a channel moves the bytes of a piece between the two memories, and who must wait for it:
+
+    reads_itself   D reads P's memory (`read_remote`) instead of asking with PULL; READY carries P's block ids
+    can_detach     P's blocks are free as soon as P says so: unsent bytes are copied away, a late reader does no harm.
+                   Else they stay RELEASING until the sends under way are over, or D has said RELEASED
+    can_divert     D's blocks are free as soon as D says so: the rest of an arriving piece goes elsewhere. Else they are
+                   QUARANTINED until the receive or read under way is over, or dead with its connection
+
+A channel that isn't read and can't divert is "posted", like NCCL: D posts a receive for each piece before it asks,
+P sends each piece that was asked for, in that order, and both learn by polling what is over.
 """
 
 from __future__ import annotations
@@ -10,21 +21,22 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kv_transfer.frames import Data, Frame
+from pdserve.kv_memory import ByteSpan
 
 
 class Sink(Protocol):
     """Where a channel puts what arrives. Any method may raise a PdserveError: the link then ends."""
 
-    def place(self, data: Data, generation: int, num_bytes: int) -> memoryview:
-        """Where the payload behind this DATA goes: exactly so many writable bytes."""
+    def place(self, data: Data, generation: int, num_bytes: int) -> ByteSpan | None:
+        """Where the payload behind this DATA goes (posted: lies); None: nobody waits for it, it is thrown away."""
         ...
 
     def on_frame(self, frame: Frame, generation: int) -> None:
-        """A whole frame has come; for DATA, its payload lies where `place` said (or `divert` sent the rest)."""
+        """A whole frame has come; for DATA, its payload lies where `place` said (unless it was diverted)."""
         ...
 
-    def on_read(self, tag: int) -> None:
-        """A `read_remote` is done."""
+    def on_done(self, tag: int) -> None:
+        """A `read_remote` is done; or, after the connection's end, a posted receive will not be written any more."""
         ...
 
 
@@ -42,9 +54,13 @@ class Channel(Protocol):
         ...
 
     @property
-    def one_sided(self) -> bool:
-        """Whether D reads P's pool itself (`read_remote`) instead of asking with PULL."""
-        ...
+    def reads_itself(self) -> bool: ...
+
+    @property
+    def can_detach(self) -> bool: ...
+
+    @property
+    def can_divert(self) -> bool: ...
 
     @property
     def closed_reason(self) -> str | None:
@@ -62,28 +78,41 @@ class Channel(Protocol):
         ...
 
     @property
-    def num_pending_reads(self) -> int:
-        """`read_remote`s not yet done; they go on when the channel is closed."""
+    def num_unsent_pieces(self) -> int:
+        """Pieces handed to `send_piece` that may still be read from memory, or wait; the oldest go first."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that was begun will touch memory any more. What can't be taken back goes on after `close`."""
         ...
 
     def send(self, wire: bytes) -> None:
         """Queue an encoded frame. Over the bound of the queue the channel closes itself."""
         ...
 
-    def send_piece(self, wire: bytes, payload: memoryview) -> None:
+    def send_piece(self, wire: bytes, span: ByteSpan) -> None:
         """Queue DATA; the payload is read from where it lies until it has gone. Only when `can_send_piece`."""
         ...
 
+    def skip_piece(self, wire: bytes, num_bytes: int) -> None:
+        """Posted: as `send_piece`, for a piece whose lease is over: bytes without meaning, in its place."""
+        ...
+
     def detach_piece(self) -> None:
-        """What is unsent of the queued piece will not be read from the pool any more: the channel keeps a copy."""
+        """What is unsent will not be read from the pool any more: the channel keeps a copy. Only if `can_detach`."""
+        ...
+
+    def post_receive(self, tag: int, into: ByteSpan) -> None:
+        """Posted: the next piece goes there. Frames sent afterwards go out only when the receive stands."""
         ...
 
     def divert(self) -> None:
-        """The rest of the payload now arriving goes to scratch: nothing more is written to where `place` said."""
+        """Nothing more is written to where `place` said the payload now arriving goes. Only if `can_divert`."""
         ...
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
-        """One-sided: copy bytes of P's pool, from `start` on. True: done; False: `on_read(tag)` follows when it is."""
+    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
+        """Copy bytes of P's pool, from `start` on. True: done; False: `on_done(tag)` follows when it is."""
         ...
 
     def receive(self, sink: Sink) -> bool:

@@ -15,6 +15,7 @@ from kv_transfer.transports.unix_listener import UnixListener
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest
 from pdserve.ids import Random
+from pdserve.kv_memory import KvMemory
 from pdserve.service.address import join_address, split_address
 
 _BACKLOG = 64
@@ -25,6 +26,7 @@ log = structlog.get_logger()
 class StreamNetwork:
     """The transfer owner's thread only, after construction; but `waiter().wake` may be called by any.
 
+    memory       of the pool that pieces leave and reach; the host must see it
     kv_listen    "host:port" with a numeric host; port 0 = a free one
     kv_announce  the numeric host that others are told; "" = the one bound (which then must not be 0.0.0.0 or ::)
     unix_dir     folder for the socket file; "" = a private one; None = no Unix socket
@@ -34,6 +36,7 @@ class StreamNetwork:
     def __init__(
         self,
         *,
+        memory: KvMemory,
         kv_listen: str,
         unix_dir: str | None,
         prefer_unix: bool,
@@ -42,6 +45,7 @@ class StreamNetwork:
         random: Random,
         kv_announce: str = "",
     ) -> None:
+        self._memory = memory
         self._prefer_unix = prefer_unix
         self._strict = strict
         self._clock = clock
@@ -66,7 +70,7 @@ class StreamNetwork:
         return self._waiter
 
     def dial(self, addresses: Sequence[str]) -> StreamChannel:
-        channel = StreamChannel(self)
+        channel = StreamChannel(self, self._memory)
         opening = StreamOpening(
             addresses,
             prefer_unix=self._prefer_unix,
@@ -136,7 +140,7 @@ class StreamNetwork:
             except OSError as error:
                 log.warning("link.accept_failed", error=error.strerror)
                 return
-            channel = StreamChannel(self)
+            channel = StreamChannel(self, self._memory)
             if sock.family == socket.AF_UNIX:
                 assert self._unix is not None
                 channel.start(sock, "stream-unix", self._unix.address)

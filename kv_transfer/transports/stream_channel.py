@@ -17,6 +17,7 @@ from kv_transfer.frames import Data
 from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, Header, parse_body, parse_header
 from kv_transfer.transports.port import Sink
 from pdserve.errors import InvariantViolated
+from pdserve.kv_memory import ByteSpan, KvMemory
 
 MAX_QUEUED_BYTES = 8 << 20
 """Control frames that wait for the peer to read; over it the channel closes."""
@@ -58,10 +59,12 @@ class _Segment:
 class StreamChannel:
     """is_readable and is_writable are set by the network's poll, and cleared when there is no more for now."""
 
-    one_sided = False
-    num_pending_reads = 0
+    reads_itself = False
+    can_detach = True
+    can_divert = True
+    is_idle = True
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, memory: KvMemory) -> None:
         self.transport = ""
         self.peer = ""
         self.closed_reason: str | None = None
@@ -69,6 +72,7 @@ class StreamChannel:
         self.is_readable = False
         self.is_writable = True
         self._watch = watch
+        self._memory = memory
         self._sock: socket.socket | None = None
         self._opening: Opening | None = None
         self._out: deque[_Segment] = deque()
@@ -108,11 +112,18 @@ class StreamChannel:
             return
         self._queue(_Segment(memoryview(wire)))
 
-    def send_piece(self, wire: bytes, payload: memoryview) -> None:
+    @property
+    def num_unsent_pieces(self) -> int:
+        return 1 if any(segment.is_pool for segment in self._out) else 0
+
+    def send_piece(self, wire: bytes, span: ByteSpan) -> None:
         if self.closed_reason is not None:
             return
         self._queue(_Segment(memoryview(wire)))
-        self._queue(_Segment(payload, is_pool=True))
+        self._queue(_Segment(self._memory.view(span), is_pool=True))
+
+    def skip_piece(self, wire: bytes, num_bytes: int) -> None:
+        raise InvariantViolated("a stream has no posted receives", num_bytes=num_bytes)
 
     def _queue(self, segment: _Segment) -> None:
         self._out.append(segment)
@@ -197,7 +208,8 @@ class StreamChannel:
             sink.on_frame(frame, header.generation)
             return True
         self._data, self._data_generation = frame, header.generation
-        self._rest = sink.place(frame, header.generation, header.payload_bytes)
+        span = sink.place(frame, header.generation, header.payload_bytes)
+        self._rest = _scratch(header.payload_bytes) if span is None else self._memory.view(span)
         return True
 
     def _take_payload(self, sink: Sink) -> bool:
@@ -216,7 +228,7 @@ class StreamChannel:
 
     def divert(self) -> None:
         if self._rest is not None:
-            self._rest = memoryview(bytearray(len(self._rest)))
+            self._rest = _scratch(len(self._rest))
 
     def _fill(self) -> bool:
         """One read from the socket; False if there is nothing now."""
@@ -251,10 +263,11 @@ class StreamChannel:
         self._high += num_bytes
         return True
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
-        raise InvariantViolated(
-            "a stream can't read the peer's pool", tag=tag, start=start, num_bytes=len(into)
-        )
+    def post_receive(self, tag: int, into: ByteSpan) -> None:
+        raise InvariantViolated("a stream has no posted receives", tag=tag, into=into)
+
+    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
+        raise InvariantViolated("a stream can't read the peer's pool", tag=tag, start=start, into=into)
 
     # --- the end
 
@@ -281,3 +294,8 @@ class StreamChannel:
                 self._sock.shutdown(socket.SHUT_WR)
             self._sock.close()
             self._sock = None
+
+
+def _scratch(num_bytes: int) -> memoryview:
+    """Where a payload goes that nobody waits for; at most one piece."""
+    return memoryview(bytearray(num_bytes))

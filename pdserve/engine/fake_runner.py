@@ -7,8 +7,9 @@ only to find which tokens are ruled out (bad words). No torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -17,6 +18,7 @@ from pdserve.engine import fake_rule
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.port import ModelCard, Row, RowOutput, ScoreSpec, nothing_left
 from pdserve.errors import RowFailed
+from pdserve.kv_memory import HostMemory, KvMemory
 from pdserve.messages import TokenLogprobs
 
 _MASKS = np.array(fake_rule.WORD_MASKS, dtype="<u8")
@@ -38,6 +40,13 @@ class FakeFaults:
     sound: bool = True
 
 
+class FakeDevice(KvMemory, Protocol):
+    """Memory that a fake engine computes in. bytes: all of it, as the engine sees it; the links may not."""
+
+    @property
+    def bytes(self) -> memoryview: ...
+
+
 class InjectedFault(Exception):
     """A step that was told to fail."""
 
@@ -54,6 +63,7 @@ class FakeRunner:
         window_tokens: int = 8192,
         rule: fake_rule.FakeRule | None = None,
         faults: FakeFaults | None = None,
+        make_memory: Callable[[int], FakeDevice] = HostMemory,
     ) -> None:
         if vocab_size <= fake_rule.EOS_ID:
             raise ValueError(
@@ -81,8 +91,10 @@ class FakeRunner:
             step_errors_are_sound=self._faults.sound,
         )
         # [blocks, words of a record (head, k/v), slots]: the layout with its dims of size 1 left out.
-        self._records = np.zeros((num_blocks, fake_rule.RECORD_WORDS, block_size), dtype="<u8")
-        self._pool = self._records.data.cast("B")
+        self._pool = make_memory(self._layout.pool_bytes)
+        self._records = np.frombuffer(self._pool.bytes, dtype="<u8").reshape(
+            num_blocks, fake_rule.RECORD_WORDS, block_size
+        )
         self._num_runs = 0
 
     @property
@@ -94,7 +106,7 @@ class FakeRunner:
         return self._layout
 
     @property
-    def pool(self) -> memoryview:
+    def pool(self) -> KvMemory:
         return self._pool
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:

@@ -10,15 +10,14 @@ Copies go through int64 views: torch moves them at memory speed, 16-bit ones at 
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_config import BadModel
+from pdserve.kv_memory import HostMemory
 
 
 class KvPool:
@@ -29,7 +28,8 @@ class KvPool:
             raise BadModel("a head must be whole 8-byte words", head_dim=layout.head_dim, dtype=layout.dtype)
         self.layout = layout
         self.dtype = dtype
-        self._bytes = _huge_pages(layout.pool_bytes)
+        self.memory = HostMemory(layout.pool_bytes)
+        self._bytes = torch.frombuffer(self.memory.bytes, dtype=torch.uint8)
         self._blocks = self._bytes.view(layout.num_blocks, layout.block_bytes)
         words = self._bytes.view(torch.int64)
         self.slots = words.view(-1, layout.head_dim * layout.item_bytes // 8)
@@ -42,11 +42,6 @@ class KvPool:
         self._head_slots = (torch.arange(2)[:, None] + self._head_runs) * layout.block_size
         self._layer_runs = torch.arange(layout.layers)[:, None] * 2
         self._scratch = torch.empty(0, dtype=torch.uint8)
-
-    @property
-    def memory(self) -> memoryview:
-        """All bytes, writable."""
-        return self._bytes.numpy().data
 
     def begin_blocks(self, block_ids: Sequence[int]) -> None:
         """Zero blocks that a sequence starts to fill but won't fill in this step.
@@ -81,15 +76,6 @@ class KvPool:
         if self._scratch.numel() < num_bytes:
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
         return self._scratch[:num_bytes]
-
-
-def _huge_pages(num_bytes: int) -> Tensor:
-    """Zeroed memory that costs nothing until touched, on huge pages where the system has them: gathers are faster."""
-    memory = mmap.mmap(-1, num_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel built without them: small pages do too
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class KvWriter:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from pdserve.engine.layout import KvLayout
 from pdserve.errors import RowFailed
+from pdserve.kv_memory import KvMemory
 from pdserve.messages import TokenLogprobs
 from pdserve.sampling import SampleKey
 from pdserve.token_mask import TokenMask
@@ -118,8 +119,8 @@ class Runner(Protocol):
     def layout(self) -> KvLayout: ...
 
     @property
-    def pool(self) -> memoryview:
-        """The KV pool as bytes, writable, [num_blocks * block_bytes]; block b begins at b * block_bytes."""
+    def pool(self) -> KvMemory:
+        """The KV pool's memory, [num_blocks * block_bytes]; block b begins at b * block_bytes."""
         ...
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:

@@ -27,6 +27,7 @@ from pdserve.engine.tiled_attention import TiledAttention
 from pdserve.engine.token_scores import token_logprobs
 from pdserve.engine.weights import Weights
 from pdserve.errors import RowFailed
+from pdserve.kv_memory import KvMemory
 from pdserve.messages import TokenLogprobs
 from pdserve.modelstore.progress import ByteProgress
 from pdserve.sampling import SampleKey, SamplingParams
@@ -136,7 +137,7 @@ class TorchRunner:
         return self._layout
 
     @property
-    def pool(self) -> memoryview:
+    def pool(self) -> KvMemory:
         return self._pool.memory
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:

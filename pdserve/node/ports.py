@@ -12,6 +12,7 @@ from pdserve.clock import Clock
 from pdserve.energy import EnergyMeter
 from pdserve.engine.port import Runner
 from pdserve.ids import Random, WorkerRef
+from pdserve.kv_memory import KvMemory
 from pdserve.owner import Driver, Post, Waiter
 from pdserve.service.config import Config
 from pdserve.worker.background import Background
@@ -40,7 +41,7 @@ class WorkerPorts:
     """Everything a worker needs from outside: real in a process, virtual in a simulation.
 
     random_for  a source for one owner: "engine", "transfer", "loop"
-    network     joins the links' network: (the KV pool, wake of the transfer owner's driver) → its end
+    network     joins the links' network: (the KV pool's memory, wake of the transfer owner's driver) → its end
     inbox       makes the way of one sender's messages to the loop: function that takes them in → post
     roles       what makes the core of each role
     background  where structures are compiled
@@ -50,7 +51,7 @@ class WorkerPorts:
 
     clock: Clock
     random_for: Callable[[str], Random]
-    network: Callable[[memoryview, Callable[[], None]], NetworkEnd]
+    network: Callable[[KvMemory, Callable[[], None]], NetworkEnd]
     drive: Drive
     inbox: Callable[[Callable[[object], None]], Post]
     dialer: SessionDialer

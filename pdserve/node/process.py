@@ -14,6 +14,7 @@ import structlog
 from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import Clock, SystemClock
 from pdserve.ids import Epoch, Random, WorkerRef, draw_text_id, system_random
+from pdserve.kv_memory import KvMemory
 from pdserve.messages import Role
 from pdserve.modelstore.progress import ByteProgress
 from pdserve.node.load import LoadProgress, LoadState, load_model
@@ -167,8 +168,9 @@ def _real_ports(
 ) -> WorkerPorts:
     config, loop = setup.config, asyncio.get_running_loop()
 
-    def network(pool: memoryview, wake: Callable[[], None]) -> NetworkEnd:
+    def network(memory: KvMemory, wake: Callable[[], None]) -> NetworkEnd:
         stream = StreamNetwork(
+            memory=memory,
             kv_listen=config.worker.kv_listen,
             unix_dir=config.worker.unix_dir,
             prefer_unix=config.transport.prefer_unix,

@@ -189,6 +189,8 @@ class RoleRun:
             weights_fingerprint=card.weights_fingerprint,
             tokenizer_fingerprint=model.tokenizer_fingerprint,
             numerics=card.numerics,
+            checksum=next(iter(model.runner.pool.checksums), "none"),
+            checksums=model.runner.pool.checksums,
             deterministic=card.deterministic,
             role_generation=self._role_generation,
         )

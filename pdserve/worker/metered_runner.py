@@ -9,6 +9,7 @@ from pdserve.clock import Clock
 from pdserve.energy import EnergyMeter
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.port import ModelCard, Row, RowOutput, Runner
+from pdserve.kv_memory import KvMemory
 
 _Shape = tuple[int, int, int, int]
 
@@ -48,7 +49,7 @@ class MeteredRunner:
         return self._runner.layout
 
     @property
-    def pool(self) -> memoryview:
+    def pool(self) -> KvMemory:
         return self._runner.pool
 
     @property

@@ -10,6 +10,7 @@ from pdserve.engine.fake_runner import InjectedFault
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.port import ModelCard, Row, RowOutput, Runner
 from pdserve.errors import RowFailed
+from pdserve.kv_memory import KvMemory
 
 
 class BreakableRunner:
@@ -33,7 +34,7 @@ class BreakableRunner:
         return self._inner.layout
 
     @property
-    def pool(self) -> memoryview:
+    def pool(self) -> KvMemory:
         return self._inner.pool
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
@@ -78,7 +79,7 @@ class WatchedRunner:
         return self._inner.layout
 
     @property
-    def pool(self) -> memoryview:
+    def pool(self) -> KvMemory:
         return self._inner.pool
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:

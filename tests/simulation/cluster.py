@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from kv_transfer.transports.memory import MemoryNetwork
 from pdserve.clock import Clock, VirtualClock
 from pdserve.engine.fake_rule import FakeRule
 from pdserve.engine.fake_runner import FakeFaults
 from pdserve.engine.port import Runner
 from pdserve.errors import PdserveError
+from pdserve.kv_memory import XXH3_64
 from pdserve.messages import Role
 from pdserve.service.config import Config
 from pdserve.tokenizer import Tokenizer
@@ -25,6 +25,8 @@ from tests.simulation.sim_worker import SimWorker, worker_of
 from tests.simulation.step_time import StepTime
 from tests.simulation.tape import Tape
 from tests.simulation.wires import RouterPlace, SessionFabric
+from tests.support.memory_channel import WireKind
+from tests.support.memory_network import MemoryNetwork
 
 __all__ = ["Delays", "MakeRunner", "SimCluster", "SimRouter", "SimWorker"]
 
@@ -34,13 +36,16 @@ MakeRunner = Callable[[str, int, int], Runner]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """Bounds of the seconds that things take, drawn evenly between 0 and them."""
+    """Bounds of the seconds that things take, drawn evenly between 0 and them.
+
+    kind, copy_s  how the links move pieces; copy_s: that a one-sided reader's device takes, None: D reads within a turn
+    """
 
     session_s: float = 0.004
     link_s: float = 0.002
     owner_s: float = 0.003
     copy_s: float | None = None
-    one_sided: bool = False
+    kind: WireKind = WireKind.TWO_SIDED
 
 
 class SimCluster:
@@ -49,6 +54,7 @@ class SimCluster:
     make_runner  instead of fake ones, to which `window_tokens`, `rule` and `faults` belong; its model goes with
                  `tokenizer`
     step_s       what a step of the fake runners takes, none if None; not for runs that stop or hang workers
+    device_checksums  what the memory of fake devices offers (posted links)
     skewed       whether each process has clocks of its own
     """
 
@@ -68,6 +74,7 @@ class SimCluster:
         make_runner: MakeRunner | None = None,
         step_s: StepTime | None = None,
         tokenizer: Tokenizer | None = None,
+        device_checksums: tuple[str, ...] = (XXH3_64,),
         skewed: bool = False,
         observer: Observer | None = None,
         tape: Tape | None = None,
@@ -86,6 +93,7 @@ class SimCluster:
         self.tokenizer = tokenizer or Tokenizer.fake()
         self.observer = observer or Unobserved()
         self.tape = tape or Tape(clock, full=False)
+        self.device_checksums = device_checksums
         self._skewed = skewed
         self._num_serials = 0
         self.tasks = asyncio.TaskGroup()
@@ -106,7 +114,7 @@ class SimCluster:
             clock=clock,
             schedule=asyncio.get_running_loop().call_later,
             delay=self.drawn("links", self.delays.link_s),
-            one_sided=self.delays.one_sided,
+            kind=self.delays.kind,
             copy_delay=None if copy_s is None else self.drawn("copies", copy_s),
             host_of=worker_of,
         )

@@ -23,6 +23,7 @@ from pdserve.service.config import Config, TimeoutsConfig
 from tests.simulation.cluster import Delays, SimCluster, SimWorker
 from tests.simulation.observer import Unobserved
 from tests.simulation.phases import attempts_of
+from tests.support.memory_channel import WireKind
 from tests.support.virtual_loop import run_virtual
 
 BLOCK_SIZE = 16
@@ -49,7 +50,7 @@ def play() -> dict[str, object]:
 
 async def _play(clock: VirtualClock) -> dict[str, object]:
     config = Config(timeouts=TimeoutsConfig(hold_s=0.1, request_s=30.0))
-    delays = Delays(session_s=0.001, link_s=0.001, owner_s=0.004, one_sided=True)
+    delays = Delays(session_s=0.001, link_s=0.001, owner_s=0.004, kind=WireKind.ONE_SIDED)
     cluster = SimCluster(config, clock, "late reader", delays=delays, observer=_Witness())
     async with cluster:
         prefill = cluster.add_worker("p0", Role.PREFILL, num_blocks=POOL_BLOCKS)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from kv_transfer.frames import Data, Frame, Kind
 from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header
-from kv_transfer.transports.faulty import Action, FaultyChannel, FaultyNetwork
 from kv_transfer.transports.port import Channel, Network, Sink
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool, BlockState
 from pdserve.ids import Random
+from pdserve.kv_memory import ByteSpan
 from tests.simulation.tape import Tape
+from tests.support.faulty_link import Action, FaultyChannel, FaultyNetwork
+from tests.support.memories import StagedMemory
 
 NOISE = {Action.DELAY: 0.15, Action.DUPLICATE: 0.15}
 """What a noisy link does to its frames, by probability. While a connection lives, it loses and reorders none."""
@@ -70,22 +70,21 @@ class PoolWatch:
     def __init__(
         self,
         worker_id: str,
-        memory: memoryview,
         block_bytes: int,
+        num_blocks: int,
         pool: Callable[[], BlockPool | None],
         violate: Callable[[str], None],
     ) -> None:
         self._worker_id = worker_id
-        self._begin = _address(memory)
-        self._num_bytes = memory.nbytes
         self._block_bytes = block_bytes
+        self._num_blocks = num_blocks
         self._pool = pool
         self._violate = violate
 
-    def block_of(self, view: memoryview) -> int | None:
-        """The block that a view begins in; None outside the pool."""
-        offset = _address(view) - self._begin
-        return offset // self._block_bytes if 0 <= offset < self._num_bytes else None
+    def block_of(self, span: ByteSpan | None) -> int | None:
+        """The block that a span begins in; None outside the pool."""
+        block_id = None if span is None else span.start // self._block_bytes
+        return block_id if block_id is not None and block_id < self._num_blocks else None
 
     def writes(self, block_id: int | None, *allowed: BlockState) -> None:
         """The transfer owner writes into it now."""
@@ -94,6 +93,14 @@ class PoolWatch:
     def sends(self, block_id: int | None) -> None:
         """The transfer owner reads it for a peer now."""
         self._expect("sent", block_id, (BlockState.OWNED,))
+
+    def device_reads(self, span: ByteSpan) -> None:
+        """A send of a posted link is carried out."""
+        self.sends(self.block_of(span))
+
+    def device_writes(self, span: ByteSpan) -> None:
+        """A receive of a posted link is carried out, whether its lease is still wanted or not."""
+        self.writes(self.block_of(span), BlockState.GRANTED, BlockState.QUARANTINED)
 
     def _expect(self, what: str, block_id: int | None, allowed: tuple[BlockState, ...]) -> None:
         pool = self._pool()
@@ -104,17 +111,21 @@ class PoolWatch:
             self._violate(f"{self._worker_id}: block {block_id} is {what} while it is {state.name}")
 
 
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
-
-
 class SimNetwork(FaultyNetwork):
     """A FaultyNetwork of SimChannels. name: of the worker, for the tape; num_confirms: CONFIRMs that have arrived."""
 
     def __init__(
-        self, inner: Network, clock: Clock, trouble: LinkTrouble, watch: PoolWatch, tape: Tape, name: str
+        self,
+        inner: Network,
+        clock: Clock,
+        trouble: LinkTrouble,
+        memory: StagedMemory,
+        watch: PoolWatch,
+        tape: Tape,
+        name: str,
     ) -> None:
-        super().__init__(inner, clock, lambda dialled: trouble)
+        super().__init__(inner, clock, lambda dialled: trouble, memory)
+        self.memory = memory
         self.trouble = trouble
         self.watch = watch
         self.tape = tape
@@ -132,7 +143,7 @@ class SimChannel(FaultyChannel):
     """A FaultyChannel that tells the tape what passes, and the watch what is touched."""
 
     def __init__(self, inner: Channel, clock: Clock, network: SimNetwork) -> None:
-        super().__init__(inner, network.trouble, clock)
+        super().__init__(inner, network.trouble, clock, network.memory)
         self._network = network
         self._trouble = network.trouble
         self._watch = network.watch
@@ -148,14 +159,14 @@ class SimChannel(FaultyChannel):
             self._tape.message(self._way + " sends", _frame(wire))
         super().send(wire)
 
-    def send_piece(self, wire: bytes, payload: memoryview) -> None:
-        self._watch.sends(self._watch.block_of(payload))
+    def send_piece(self, wire: bytes, span: ByteSpan) -> None:
+        self._watch.sends(self._watch.block_of(span))
         self._trouble.on_piece(_lease_of(wire))
         if self._tape.full:
             self._tape.message(self._way + " sends", _frame(wire))
-        super().send_piece(wire, payload)
+        super().send_piece(wire, span)
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
+    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
         block_id = self._watch.block_of(into)
         self._watch.writes(block_id, BlockState.GRANTED)
         done = super().read_remote(tag, start, into)
@@ -169,8 +180,8 @@ class SimChannel(FaultyChannel):
 
     # --- what arrives
 
-    def on_place(self, into: memoryview) -> None:
-        """A payload is about to be written there."""
+    def on_place(self, into: ByteSpan | None) -> None:
+        """A payload is about to be written there (posted: counts now)."""
         self._watch.writes(self._watch.block_of(into), BlockState.GRANTED)
 
     def on_frame(self, frame: Frame) -> None:
@@ -179,8 +190,8 @@ class SimChannel(FaultyChannel):
             self._network.num_confirms += 1
         self._tape.message(self._back + " has", frame)
 
-    def on_read(self, tag: int) -> None:
-        """A one-sided read is done; its lease may have ended meanwhile."""
+    def on_done(self, tag: int) -> None:
+        """A read is done, or a posted receive is over; its lease may have ended meanwhile."""
         self._watch.writes(self._reads.pop(tag, None), BlockState.GRANTED, BlockState.QUARANTINED)
 
 
@@ -191,7 +202,7 @@ class _WatchedSink:
         self.inner: Sink
         self._channel = channel
 
-    def place(self, data: Data, generation: int, num_bytes: int) -> memoryview:
+    def place(self, data: Data, generation: int, num_bytes: int) -> ByteSpan | None:
         into = self.inner.place(data, generation, num_bytes)
         self._channel.on_place(into)
         return into
@@ -200,9 +211,9 @@ class _WatchedSink:
         self._channel.on_frame(frame)
         self.inner.on_frame(frame, generation)
 
-    def on_read(self, tag: int) -> None:
-        self._channel.on_read(tag)
-        self.inner.on_read(tag)
+    def on_done(self, tag: int) -> None:
+        self._channel.on_done(tag)
+        self.inner.on_done(tag)
 
 
 def _frame(wire: bytes) -> Frame:

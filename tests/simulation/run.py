@@ -104,6 +104,7 @@ class _Run:
             block_size=BLOCK_SIZE,
             window_tokens=scenario.window_tokens,
             delays=scenario.delays,
+            device_checksums=scenario.device_checksums,
             rule=FakeRule(eos_one_in=scenario.eos_one_in),
             faults=FakeFaults(
                 row_token_ids=frozenset((ROW_POISON,)), step_token_ids=frozenset((STEP_POISON,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from pdserve.kv_memory import XXH3_64
 from pdserve.messages import Role
 from pdserve.service.config import (
     Config,
@@ -18,6 +19,7 @@ from tests.simulation.cluster import Delays
 from tests.simulation.coverage import AIMS
 from tests.simulation.kinds import Fault, Kind, Moment
 from tests.simulation.plan import Plan, Traffic, draw_plans
+from tests.support.memory_channel import WireKind
 
 BLOCK_SIZE = 16
 SPAN_S = 2.5  # requests arrive, and faults begin, within it
@@ -48,6 +50,11 @@ class Scenario:
     window_tokens: int
     eos_one_in: int
     skewed: bool
+
+    @property
+    def device_checksums(self) -> tuple[str, ...]:
+        """Devices compute none where nothing is corrupted: what goes wrong then shows in the text."""
+        return (XXH3_64,) if any(fault.kind is Kind.CORRUPT for fault in self.faults) else ()
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -139,13 +146,14 @@ def _draw_config(source: random.Random, slow: float, *, short_patience: bool, sm
 
 
 def _draw_delays(source: random.Random, slow: float) -> Delays:
-    one_sided = source.random() < 0.3
+    draw = source.random()
+    kind = WireKind.ONE_SIDED if draw < 0.3 else WireKind.POSTED if draw < 0.5 else WireKind.TWO_SIDED
     return Delays(
         session_s=0.002 * slow,
         link_s=0.002 * slow,
         owner_s=0.002 * slow,
-        one_sided=one_sided,
-        copy_s=0.004 * slow if one_sided and source.random() < 0.5 else None,
+        kind=kind,
+        copy_s=0.004 * slow if kind is WireKind.ONE_SIDED and source.random() < 0.5 else None,
     )
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from pdserve.cli.roles import ROLES
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.fake_runner import FakeFaults, FakeRunner
+from pdserve.engine.fake_runner import FakeDevice, FakeFaults, FakeRunner
 from pdserve.engine.port import Runner
 from pdserve.ids import Epoch, WorkerRef
+from pdserve.kv_memory import HostMemory, KvMemory
 from pdserve.messages import BlockCounts, Role
 from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
 from pdserve.node.worker import Worker
@@ -25,6 +26,8 @@ from tests.simulation.loop_driver import DelayedInbox, LoopDriver, at_once
 from tests.simulation.step_time import StepClock, TimedRunner
 from tests.simulation.tape import Tape
 from tests.simulation.wires import FabricDialer, NamesAreAddresses, address_of
+from tests.support.memories import DeviceMemory, StagedMemory
+from tests.support.memory_channel import WireKind
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import SimCluster
@@ -141,8 +144,15 @@ class SimWorker:
             window_tokens=cluster.window_tokens,
             rule=cluster.rule,
             faults=self._faults,
+            make_memory=self._make_memory,
         )
         return runner if cluster.step_s is None else TimedRunner(runner, cluster.step_s, self.clock)
+
+    def _make_memory(self, num_bytes: int) -> FakeDevice:
+        """Posted links are those between devices."""
+        if self._cluster.delays.kind is WireKind.POSTED:
+            return DeviceMemory(num_bytes, self._cluster.device_checksums)
+        return HostMemory(num_bytes)
 
     def _on_exit(self, code: int) -> None:
         self._lives = False
@@ -254,11 +264,15 @@ class SimWorker:
         def delay() -> float:
             return self.slowness * drawn_delay() + self.clock.ahead_s
 
-        def network(memory: memoryview, wake: Callable[[], None]) -> NetworkEnd:
-            node = cluster.network.join(f"{self.id}#{cluster.next_serial()}", pool=memory, wake=wake)
-            block_bytes = memory.nbytes // self.num_blocks
-            watch = PoolWatch(self.id, memory, block_bytes, self._pool, cluster.observer.violate)
-            self._network = SimNetwork(node, self.clock, self.trouble, watch, cluster.tape, self.id)
+        def network(memory: KvMemory, wake: Callable[[], None]) -> NetworkEnd:
+            assert isinstance(memory, HostMemory | DeviceMemory)
+            staged = StagedMemory(memory)
+            block_bytes = memory.num_bytes // self.num_blocks
+            watch = PoolWatch(self.id, block_bytes, self.num_blocks, self._pool, cluster.observer.violate)
+            node = cluster.network.join(
+                f"{self.id}#{cluster.next_serial()}", memory=staged, wake=wake, watch=watch
+            )
+            self._network = SimNetwork(node, self.clock, self.trouble, staged, watch, cluster.tape, self.id)
             return NetworkEnd(self._network)
 
         def engine_delay() -> float:

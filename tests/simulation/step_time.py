@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pdserve.clock import Clock
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.port import ModelCard, Row, RowOutput, Runner
+from pdserve.kv_memory import KvMemory
 
 StepTime = Callable[[Sequence[Row]], float]
 """The seconds that a step with these rows takes."""
@@ -48,7 +49,7 @@ class TimedRunner:
         return self._inner.layout
 
     @property
-    def pool(self) -> memoryview:
+    def pool(self) -> KvMemory:
         return self._inner.pool
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:

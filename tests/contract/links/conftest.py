@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kv_transfer.transports.faulty import Action, Drawn, Fault
 from tests.contract.links.world import TRANSPORTS, FaultMaker, World
+from tests.support.faulty_link import Action, Drawn, Fault
 
 MakeWorld = Callable[..., World]
 

@@ -20,7 +20,7 @@ def test_all_bytes_arrive_and_both_sides_agree(world: World) -> None:
     world.wait_ends(11, prefill, decode)
     assert_handed_off(prefill, decode, 11, sent)
     assert prefill.owner.metrics.confirmed_leases == decode.owner.metrics.handed_off_leases == 1
-    assert prefill.owner.metrics.sent_bytes >= (0 if world.one_sided else 5 * LAYOUT.block_bytes)
+    assert prefill.owner.metrics.sent_bytes >= (0 if world.reads_itself else 5 * LAYOUT.block_bytes)
     assert decode.owner.metrics.received_bytes == 5 * LAYOUT.block_bytes
     assert_at_rest(prefill, decode)
 

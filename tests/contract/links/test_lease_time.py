@@ -7,11 +7,11 @@ from structlog.testing import capture_logs
 
 from kv_transfer import messages
 from kv_transfer.frames import Kind
-from kv_transfer.transports.faulty import Action, Fault, OnKind
 from pdserve.errors import PdserveError, Stale, WorkerLost
 from pdserve.service.config import TimeoutsConfig
 from tests.contract.links.conftest import MakeWorld
-from tests.contract.links.world import Node, assert_at_rest, assert_handed_off, link_states
+from tests.contract.links.world import DIVERTING, Node, assert_at_rest, assert_handed_off, link_states
+from tests.support.faulty_link import Action, Fault, OnKind
 
 LOST = {
     Kind.READY: "p",
@@ -21,7 +21,7 @@ LOST = {
     Kind.ACK: "d",
     Kind.CONFIRM: "p",
 }
-ONLY_TWO_SIDED = (Kind.PULL, Kind.DATA)
+OF_PIECES = (Kind.PULL, Kind.DATA)
 
 
 def _error(node: Node) -> PdserveError | None:
@@ -40,7 +40,7 @@ def test_a_lost_frame_ends_its_lease_and_no_other(make_world: MakeWorld, kind: K
     began_s = world.clock.now_s()
     sent = world.hand_off(prefill, decode, 1, num_blocks=3)
     world.wait_ends(1, prefill, decode, for_s=12.0)
-    if kind in ONLY_TWO_SIDED and world.one_sided:
+    if kind in OF_PIECES and world.transport not in DIVERTING:
         assert_handed_off(prefill, decode, 1, sent)
         return
     assert world.clock.now_s() - began_s <= 7.0
@@ -83,7 +83,7 @@ def test_each_end_ends_what_it_waits_for_in_vain(make_world: MakeWorld, kind: Ki
     prefill = world.node("p", timeouts=None if waiting == "p" else PATIENT)
     decode = world.node("d", timeouts=None if waiting == "d" else PATIENT)
     world.pair(prefill, decode)
-    if kind in ONLY_TWO_SIDED and world.one_sided:
+    if kind in OF_PIECES and world.transport not in DIVERTING:
         return
     world.hand_off(prefill, decode, 1, num_blocks=3)
     world.wait_ends(1, prefill, decode, for_s=12.0)
@@ -99,7 +99,7 @@ def test_a_pull_of_what_was_given_up_is_answered_at_once(make_world: MakeWorld) 
     world = make_world(faults=lose)
     prefill, decode = world.node("p"), world.node("d")
     world.pair(prefill, decode)
-    if world.one_sided:
+    if world.reads_itself:
         return
     world.open(prefill, decode, 1, num_blocks=3)
     world.settle()

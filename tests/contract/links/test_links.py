@@ -92,6 +92,29 @@ def test_a_version_speaks_with_the_one_before_it(make_world: MakeWorld, newer: s
     assert_handed_off(prefill, decode, 1, sent)
 
 
+@pytest.mark.parametrize(
+    ("prefill_kinds", "decode_kinds", "want"),
+    [
+        (("xxh3_64",), ("xxh3_64",), "xxh3_64"),
+        (("crc32c", "xxh3_64"), ("xxh3_64",), "xxh3_64"),
+        (("xxh3_64",), (), None),
+        ((), ("xxh3_64",), None),
+    ],
+)
+def test_pieces_carry_the_best_check_sum_that_both_know_or_none(
+    make_world: MakeWorld, prefill_kinds: tuple[str, ...], decode_kinds: tuple[str, ...], want: str | None
+) -> None:
+    world = make_world()
+    prefill = world.node("p", link_facts=facts(checksums=prefill_kinds))
+    decode = world.node("d", link_facts=facts(checksums=decode_kinds))
+    with capture_logs() as logs:
+        world.pair(prefill, decode)
+    assert {line["checksum"] for line in logs if line["event"] == "link.up"} == {want}
+    sent = world.hand_off(prefill, decode, 1, num_blocks=3)
+    world.wait_ends(1, prefill, decode)
+    assert_handed_off(prefill, decode, 1, sent)
+
+
 def test_pools_may_differ_in_size(make_world: MakeWorld) -> None:
     world = make_world()
     prefill, decode = world.node("p"), world.node("d", layout=replace(LAYOUT, num_blocks=33))

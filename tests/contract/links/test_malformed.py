@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from kv_transfer import messages
 from kv_transfer.frames import Ack, Bye, Data, Frame, Kind, Ping, Pull, PulledPiece, Ready
 from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, encode, enveloped, parse_body, parse_header
+from pdserve.kv_memory import ByteSpan
 from tests.contract.links.world import World
 
 HEADER = struct.Struct("<2sBBIIII")
@@ -130,7 +131,7 @@ def test_frames_of_another_generation_are_stale(transport: str) -> None:
     world.settle()
     [link] = prefill.owner._links
     link._channel.send(encode(Ready(1, 2), link.generation + 1))
-    link._channel.send_piece(encode(Data(1, 1, 1), link.generation + 1, 5), memoryview(b"12345"))
+    link._channel.send_piece(encode(Data(1, 1, 1), link.generation + 1, 5), ByteSpan(0, 5))
     world.run(lambda: decode.owner.metrics.stale == {"p": 2})
     assert not decode.ends(1) and not decode.is_pulling(1)
     world.close()

@@ -6,9 +6,16 @@ import pytest
 
 from kv_transfer import messages
 from kv_transfer.frames import Kind
-from kv_transfer.transports.faulty import Action, Fault, OnKind
 from pdserve.errors import KvCorrupt
-from tests.contract.links.world import LAYOUT, World, assert_at_rest, assert_handed_off, link_states
+from tests.contract.links.world import (
+    DIVERTING,
+    LAYOUT,
+    World,
+    assert_at_rest,
+    assert_handed_off,
+    link_states,
+)
+from tests.support.faulty_link import Action, Fault, OnKind
 
 
 class EveryData:
@@ -26,14 +33,14 @@ class EveryData:
         return self._action if self._only is None or self._num_seen <= self._only else None
 
 
-TWO_SIDED = ("stream-unix", "stream-tcp", "memory")
+TWO_SIDED = (*DIVERTING, "posted")
 
 
 def _world(transport: str, fault: Fault) -> World:
     return World(transport, faults=lambda name, _dialled: fault if name == "p" else None)
 
 
-@pytest.mark.parametrize("transport", TWO_SIDED)
+@pytest.mark.parametrize("transport", DIVERTING)
 @pytest.mark.parametrize("action", [Action.DUPLICATE, Action.REORDER, Action.DELAY])
 @pytest.mark.parametrize("only", [1, None])
 def test_each_piece_counts_once_whatever_its_way(transport: str, action: Action, only: int | None) -> None:

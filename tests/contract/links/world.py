@@ -14,16 +14,21 @@ from kv_transfer import messages
 from kv_transfer.facts import LinkFacts
 from kv_transfer.owner import TransferOwner
 from kv_transfer.receiver import Receiver
-from kv_transfer.transports.faulty import Fault, FaultyNetwork
-from kv_transfer.transports.memory import MemoryNetwork
 from kv_transfer.transports.port import Network
 from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import VirtualClock
 from pdserve.engine.layout import KvLayout
 from pdserve.ids import Epoch, WorkerRef
+from pdserve.kv_memory import ByteSpan, HostMemory
 from pdserve.service.config import TimeoutsConfig, TransportConfig
+from tests.support.faulty_link import Fault, FaultyNetwork
+from tests.support.memories import DeviceMemory, StagedMemory
+from tests.support.memory_channel import WireKind
+from tests.support.memory_network import MemoryNetwork
 
-TRANSPORTS = ("stream-unix", "stream-tcp", "memory", "memory-one-sided")
+TRANSPORTS = ("stream-unix", "stream-tcp", "memory", "memory-one-sided", "posted")
+DIVERTING = ("stream-unix", "stream-tcp", "memory")
+"""Those on which a piece may be lost, repeated or late without anybody being confused."""
 LAYOUT = KvLayout(
     num_blocks=64, kv_heads=2, layers=3, block_size=4, head_dim=64, dtype="float32", item_bytes=4
 )
@@ -50,7 +55,7 @@ class Node:
     ref: WorkerRef
     owner: TransferOwner
     network: Network
-    pool: bytearray
+    memory: StagedMemory
     layout: KvLayout
     to_engine: list[object] = field(default_factory=list)
     to_loop: list[object] = field(default_factory=list)
@@ -60,12 +65,13 @@ class Node:
     is_gone: bool = False
 
     def block(self, block_id: int) -> bytes:
-        start = block_id * self.layout.block_bytes
-        return bytes(self.pool[start : start + self.layout.block_bytes])
+        return bytes(self.memory.at(self._span(block_id)))
 
     def fill(self, block_id: int, content: bytes) -> None:
-        start = block_id * self.layout.block_bytes
-        self.pool[start : start + self.layout.block_bytes] = content
+        self.memory.at(self._span(block_id))[:] = content
+
+    def _span(self, block_id: int) -> ByteSpan:
+        return ByteSpan(block_id * self.layout.block_bytes, self.layout.block_bytes)
 
     def events(self, kind: type[E], lease_id: int | None = None) -> list[E]:
         """What the engine was told of this kind (about this lease)."""
@@ -112,12 +118,16 @@ class World:
             clock=self.clock,
             schedule=self._schedule,
             delay=lambda: self.random.random() * 1e-4,
-            one_sided=transport == "memory-one-sided",
+            kind=WireKind(transport) if self._is_in_memory else WireKind.TWO_SIDED,
         )
 
     @property
-    def one_sided(self) -> bool:
+    def reads_itself(self) -> bool:
         return self.transport == "memory-one-sided"
+
+    @property
+    def _is_in_memory(self) -> bool:
+        return self.transport in [kind.value for kind in WireKind]
 
     def node(
         self,
@@ -136,14 +146,20 @@ class World:
     ) -> Node:
         """A new worker in this world; epoch: of a process that was here before, in another role now."""
         ref = WorkerRef(name, epoch or Epoch(start_ns, self.random.getrandbits(64)))
-        pool = bytearray(self.random.randbytes(layout.pool_bytes))
-        network = self._network(name, memoryview(pool), prefer_unix)
+        link_facts = facts() if link_facts is None else link_facts
+        if self.transport == "posted":
+            device = DeviceMemory(layout.pool_bytes, link_facts.checksums or (link_facts.checksum,))
+            memory = StagedMemory(device)
+        else:
+            memory = StagedMemory(HostMemory(layout.pool_bytes))
+        memory.at(ByteSpan(0, layout.pool_bytes))[:] = self.random.randbytes(layout.pool_bytes)
+        network = self._network(name, memory, prefer_unix)
         to_engine: list[object] = []
         to_loop: list[object] = []
         owner = TransferOwner(
             me=ref,
-            facts=facts() if link_facts is None else link_facts,
-            pool=memoryview(pool),
+            facts=link_facts,
+            pool=memory,
             layout=layout,
             network=network,
             timeouts=TimeoutsConfig() if timeouts is None else timeouts,
@@ -155,16 +171,17 @@ class World:
             secret=secret,
             max_links=max_links,
         )
-        node = Node(ref, owner, network, pool, layout, to_engine, to_loop)
+        node = Node(ref, owner, network, memory, layout, to_engine, to_loop)
         self.nodes.append(node)
         return node
 
-    def _network(self, name: str, pool: memoryview, prefer_unix: bool | None) -> Network:
+    def _network(self, name: str, memory: StagedMemory, prefer_unix: bool | None) -> Network:
         network: Network
-        if self.transport.startswith("memory"):
-            network = self.wires.join(name, pool=pool, wake=lambda: None)
+        if self._is_in_memory:
+            network = self.wires.join(name, memory=memory, wake=lambda: None)
         else:
             network = StreamNetwork(
+                memory=memory,
                 kv_listen="127.0.0.1:0",
                 unix_dir=self._unix_dir.name,
                 prefer_unix=self.transport == "stream-unix" if prefer_unix is None else prefer_unix,
@@ -175,7 +192,7 @@ class World:
         if self._faults is None:
             return network
         make_fault = self._faults
-        return FaultyNetwork(network, self.clock, lambda dialled: make_fault(name, dialled))
+        return FaultyNetwork(network, self.clock, lambda dialled: make_fault(name, dialled), memory)
 
     # --- time and turns
 

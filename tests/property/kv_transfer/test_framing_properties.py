@@ -15,6 +15,7 @@ from kv_transfer.framing import HEADER_BYTES, encode, enveloped, parse_body, par
 from kv_transfer.transports.stream_channel import StreamChannel
 from pdserve.errors import Failure, InvalidRequest
 from pdserve.ids import Epoch, WorkerRef
+from pdserve.kv_memory import ByteSpan, HostMemory
 from pdserve.messages import TokenLogprobs
 
 u32 = st.integers(0, 2**32 - 1)
@@ -192,21 +193,22 @@ class _Watch:
 
 
 class _Collector:
-    """A sink that keeps what comes; payloads go to a buffer of their own."""
+    """A sink that keeps what comes; payloads are placed one behind the other."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
-        self.payloads: list[bytearray] = []
+        self.memory = HostMemory(6 * 9000)
+        self.spans: list[ByteSpan] = []
 
-    def place(self, _data: Data, _generation: int, num_bytes: int) -> memoryview:
-        self.payloads.append(bytearray(num_bytes))
-        return memoryview(self.payloads[-1])
+    def place(self, _data: Data, _generation: int, num_bytes: int) -> ByteSpan:
+        self.spans.append(ByteSpan(self.spans[-1].end if self.spans else 0, num_bytes))
+        return self.spans[-1]
 
     def on_frame(self, frame: Frame, generation: int) -> None:
         assert generation == 3
         self.frames.append(frame)
 
-    def on_read(self, _tag: int) -> None:
+    def on_done(self, _tag: int) -> None:
         raise AssertionError
 
 
@@ -224,7 +226,8 @@ def test_a_stream_is_read_the_same_however_it_is_cut(sent: list[Frame | bytes], 
             stream += encode(message, 3)
     near, far = socket.socketpair()
     near.setblocking(False)
-    channel, sink = StreamChannel(_Watch()), _Collector()
+    sink = _Collector()
+    channel = StreamChannel(_Watch(), sink.memory)
     channel.start(near, "stream-unix", "test")
     try:
         position, turn = 0, 0
@@ -239,4 +242,4 @@ def test_a_stream_is_read_the_same_however_it_is_cut(sent: list[Frame | bytes], 
         near.close()
     controls = [message for message in sent if not isinstance(message, bytes)]
     assert [frame for frame in sink.frames if not isinstance(frame, Data)] == controls
-    assert [bytes(payload) for payload in sink.payloads] == [m for m in sent if isinstance(m, bytes)]
+    assert [bytes(sink.memory.view(span)) for span in sink.spans] == [m for m in sent if isinstance(m, bytes)]

@@ -25,6 +25,7 @@ from pdserve.service.config import Config, WorkerConfig
 from pdserve.worker.messages import FromSession, SessionClosed, SessionOpened, StepBegun, ToSession
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.role import CoreParts
+from tests.support.memories import pool_bytes
 
 P1 = WorkerRef("p1", Epoch(1, 1))
 BLOCK = 16
@@ -135,7 +136,7 @@ class DecodeBench:
             size = self.runner.layout.block_bytes
             for index, block_id in enumerate(expect.block_ids, start=expect.num_skip):
                 piece = source[index * size : (index + 1) * size]
-                self.runner.pool[block_id * size : (block_id + 1) * size] = piece
+                pool_bytes(self.runner)[block_id * size : (block_id + 1) * size] = piece
             self.pulled(handle, len(expect.block_ids))
         self.confirm(handle)
 
@@ -225,4 +226,4 @@ def _prefilled(ids: tuple[int, ...]) -> bytes:
     num_blocks = -(-len(ids) // BLOCK)
     runner = FakeRunner(num_blocks=num_blocks, block_size=BLOCK)
     runner.run([Row(ids, 0, range(num_blocks), None)])
-    return bytes(runner.pool)
+    return bytes(pool_bytes(runner))

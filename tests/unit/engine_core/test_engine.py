@@ -14,6 +14,7 @@ from pdserve.engine.sequence import Sequence, SequenceState
 from pdserve.errors import InvariantViolated
 from pdserve.messages import BlockCounts
 from pdserve.sampling import FinishReason
+from tests.support.memories import pool_bytes
 from tests.unit.engine_core.building import (
     assert_at_rest,
     can_run,
@@ -94,7 +95,7 @@ def hand_off(source: Engine, target: Engine, seq: Sequence) -> Sequence:
     assert granted is not None
     size = target.runner.layout.block_bytes
     for mine, theirs in zip(granted, seq.block_table[len(hits) :], strict=False):
-        target.runner.pool[mine * size : (mine + 1) * size] = source.runner.pool[
+        pool_bytes(target.runner)[mine * size : (mine + 1) * size] = pool_bytes(source.runner)[
             theirs * size : (theirs + 1) * size
         ]
     target.pool.adopt(granted)

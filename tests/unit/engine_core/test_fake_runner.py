@@ -13,6 +13,7 @@ from pdserve.engine.fake_rule import FakeRule, expected_choice, expected_tokens
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner, InjectedFault
 from pdserve.engine.port import Row, RowOutput, SampleSpec
 from pdserve.sampling import SamplingParams
+from tests.support.memories import pool_bytes
 from tests.unit.engine_core.building import sample_key
 
 PROMPT = list(b"the quick brown fox jumps over the lazy dog")
@@ -54,7 +55,7 @@ def text_after(damage: str) -> list[int]:
     size = runner.layout.block_bytes
 
     def block(block_id: int) -> memoryview:
-        return runner.pool[block_id * size : (block_id + 1) * size]
+        return pool_bytes(runner)[block_id * size : (block_id + 1) * size]
 
     if damage == "copy left out":
         block(TABLE[1])[:] = bytes(size)
@@ -100,9 +101,9 @@ def test_every_byte_of_every_position_counts() -> None:
     same = 0
     full = range(TABLE[0] * size, (TABLE[0] + 1) * size)
     for at in full:
-        runner.pool[at] ^= 0xFF
+        pool_bytes(runner)[at] ^= 0xFF
         same += digest_token() == good
-        runner.pool[at] ^= 0xFF
+        pool_bytes(runner)[at] ^= 0xFF
     assert digest_token() == good
     assert same <= len(full) / 64 * 4, "about one in 64 gives the same letter by chance"
 
@@ -113,7 +114,7 @@ def test_what_lies_behind_the_last_position_is_not_read() -> None:
     assert first is not None
     used = len(PROMPT) % BLOCK_SIZE
     last = TABLE[len(PROMPT) // BLOCK_SIZE]
-    words = runner.pool.cast("Q")
+    words = pool_bytes(runner).cast("Q")
     per_block = runner.layout.block_bytes // 8
     for word in range(per_block):
         if word % BLOCK_SIZE > used:
@@ -193,14 +194,14 @@ def test_bad_rows_die_alone() -> None:
 def test_a_failing_step_raises_and_leaves_garbage_in_its_rows_only() -> None:
     runner = runner_of(faults=FakeFaults(step_token_ids=frozenset([0]), failing_steps=frozenset([2])))
     prefill(runner, PROMPT, TABLE)
-    before = bytes(runner.pool)
+    before = bytes(pool_bytes(runner))
     with pytest.raises(InjectedFault):
         runner.run([Row([65], 0, [20], None)])
     with pytest.raises(InjectedFault):
         runner.run([Row([0], 0, [20], None), Row([65], 0, [21], None)])
     size = runner.layout.block_bytes
-    assert bytes(runner.pool[: 20 * size]) == before[: 20 * size]
-    assert bytes(runner.pool[20 * size :]) != before[20 * size :]
+    assert bytes(pool_bytes(runner)[: 20 * size]) == before[: 20 * size]
+    assert bytes(pool_bytes(runner)[20 * size :]) != before[20 * size :]
 
 
 def test_no_torch_in_a_process_of_the_fake_engine() -> None:

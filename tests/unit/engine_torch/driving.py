@@ -12,6 +12,7 @@ from pdserve.engine.numerics import Precision
 from pdserve.engine.port import Row, SampleSpec
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.sampling import SampleKey, SamplingParams
+from tests.support.memories import pool_bytes
 
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0)
@@ -100,4 +101,6 @@ def copy_blocks(
     """What a link does: move whole blocks, byte by byte."""
     size = source.layout.block_bytes
     for here, there in zip(source_ids, target_ids, strict=True):
-        target.pool[there * size : (there + 1) * size] = source.pool[here * size : (here + 1) * size]
+        pool_bytes(target)[there * size : (there + 1) * size] = pool_bytes(source)[
+            here * size : (here + 1) * size
+        ]

@@ -71,7 +71,7 @@ def build(form: str, pool: KvPool, spans: Sequence[Span], heads: Heads, num_rows
 def test_equals_plain_attention(form: str, step: str, kind: str, padding: int) -> None:
     heads, window = KINDS[kind]
     pool = make_pool(torch.float32, num_blocks=128)
-    torch.frombuffer(pool.memory, dtype=torch.float32).fill_(float("nan"))
+    torch.frombuffer(pool.memory.bytes, dtype=torch.float32).fill_(float("nan"))
     generator = torch.Generator().manual_seed(1)
     blocks = list(range(128))
     random.Random(2).shuffle(blocks)

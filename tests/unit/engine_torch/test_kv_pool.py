@@ -27,7 +27,7 @@ def make_pool(dtype: torch.dtype, num_blocks: int = 10, head_dim: int = D) -> Kv
 
 def six_dimensions(pool: KvPool) -> torch.Tensor:
     """[num_blocks, kv_heads, layers, 2, block_size, head_dim] over the same bytes."""
-    flat = torch.frombuffer(pool.memory, dtype=pool.dtype)
+    flat = torch.frombuffer(pool.memory.bytes, dtype=pool.dtype)
     return flat.view(-1, H, L, 2, S, D)
 
 
@@ -95,11 +95,10 @@ def test_beginning_a_block_zeroes_it_alone() -> None:
 
 def test_memory_is_the_pool() -> None:
     pool = make_pool(torch.bfloat16)
-    assert pool.memory.nbytes == pool.layout.pool_bytes
-    assert not pool.memory.readonly
+    assert pool.memory.num_bytes == pool.layout.pool_bytes
     pool.begin_blocks([1])
     size = pool.layout.block_bytes
-    pool.memory[size : 2 * size] = b"\x01" * size
+    pool.memory.bytes[size : 2 * size] = b"\x01" * size
     assert (six_dimensions(pool)[1].contiguous().view(torch.uint8) == 1).all()
 
 

@@ -15,6 +15,7 @@ from pdserve.engine.port import Row, Runner
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.errors import RowFailed
 from pdserve.sampling import SamplingParams
+from tests.support.memories import pool_bytes
 from tests.unit.engine_torch.driving import (
     BLOCK_SIZE,
     Stream,
@@ -51,7 +52,7 @@ def precision(request: pytest.FixtureRequest) -> Precision:
 @pytest.fixture(scope="module")
 def runner(folder: Path, precision: Precision) -> TorchRunner:
     runner = make_runner(folder, precision=precision)
-    np.frombuffer(runner.pool, dtype=np.uint8)[:] = (
+    np.frombuffer(pool_bytes(runner), dtype=np.uint8)[:] = (
         0xFF  # NaN in both dtypes: nothing may read what nobody wrote
     )
     return runner
@@ -92,7 +93,7 @@ def test_it_is_a_runner(runner: TorchRunner) -> None:
     assert port.card.window_tokens == 2048
     assert port.card.cache_seed == bytes.fromhex(port.card.weights_fingerprint)
     assert port.layout.num_blocks == 256
-    assert port.pool.nbytes == port.layout.pool_bytes
+    assert port.pool.num_bytes == port.layout.pool_bytes
     assert (port.layout.kv_heads, port.layout.layers, port.layout.head_dim) == (2, 2, 16)
 
 
@@ -126,7 +127,7 @@ def test_blocks_carry_a_sequence_to_another_runner(
 ) -> None:
     """Prefill here, copy the blocks, decode there: as the disaggregated path does."""
     other = make_runner(folder, precision=precision)
-    np.frombuffer(other.pool, dtype=np.uint8)[:] = 0xFF
+    np.frombuffer(pool_bytes(other), dtype=np.uint8)[:] = 0xFF
     here, there = tables(2)
     stayed = Stream(prompt(37), here)
     advance(runner, [(stayed, 37)])
@@ -198,7 +199,7 @@ def test_a_row_whose_kv_is_poisoned_fails_alone(runner: TorchRunner) -> None:
     advance(runner, [(good, 20), (bad, 20)])
     size = runner.layout.block_bytes
     first = bad.block_table[0]
-    runner.pool[first * size : (first + 1) * size] = b"\xff" * size
+    pool_bytes(runner)[first * size : (first + 1) * size] = b"\xff" * size
     for order in ([good, bad], [bad, good]):
         outputs = dict(zip(map(id, order), runner.run([stream.row(1) for stream in order]), strict=True))
         assert isinstance(outputs[id(bad)].error, RowFailed)

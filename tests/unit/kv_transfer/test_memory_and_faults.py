@@ -10,11 +10,13 @@ import pytest
 
 from kv_transfer.frames import Data, Frame, Kind, Ready
 from kv_transfer.framing import encode
-from kv_transfer.transports.faulty import Action, Drawn, FaultyNetwork, OnKind, Scripted
-from kv_transfer.transports.memory import MemoryNetwork
-from kv_transfer.transports.memory_channel import MAX_QUEUED_FRAMES
 from kv_transfer.transports.port import Channel
 from pdserve.clock import VirtualClock
+from pdserve.kv_memory import ByteSpan, HostMemory
+from tests.support.faulty_link import Action, Drawn, FaultyNetwork, OnKind, Scripted
+from tests.support.memories import StagedMemory
+from tests.support.memory_channel import MAX_QUEUED_FRAMES
+from tests.support.memory_network import MemoryNetwork
 
 
 class _Time:
@@ -41,16 +43,19 @@ class _Sink:
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
-        self.payload = memoryview(bytearray(64))
 
-    def place(self, _data: Data, _generation: int, num_bytes: int) -> memoryview:
-        return self.payload[:num_bytes]
+    def place(self, _data: Data, _generation: int, num_bytes: int) -> ByteSpan:
+        return ByteSpan(0, num_bytes)
 
     def on_frame(self, frame: Frame, _generation: int) -> None:
         self.frames.append(frame)
 
-    def on_read(self, _tag: int) -> None:
+    def on_done(self, _tag: int) -> None:
         raise AssertionError
+
+
+def _memory() -> StagedMemory:
+    return StagedMemory(HostMemory(8))
 
 
 def _network(time: _Time, *, seed: int = 1) -> MemoryNetwork:
@@ -61,8 +66,8 @@ def _network(time: _Time, *, seed: int = 1) -> MemoryNetwork:
 def _connect(
     time: _Time, network: MemoryNetwork, wake_near: Callable[[], None] = lambda: None
 ) -> tuple[Channel, Channel]:
-    near = network.join("a", pool=memoryview(bytearray(8)), wake=wake_near)
-    far = network.join("b", pool=memoryview(bytearray(8)), wake=lambda: None)
+    near = network.join("a", memory=_memory(), wake=wake_near)
+    far = network.join("b", memory=_memory(), wake=lambda: None)
     channel = near.dial(far.addresses)
     time.run()
     [accepted] = far.accept()
@@ -106,7 +111,7 @@ def test_a_cut_is_one_way_and_holds_what_is_sent_until_it_heals() -> None:
 
 def _fill(channel: Channel) -> None:
     while channel.can_send_piece:
-        channel.send_piece(encode(Data(1, 1, 0), 1, 8), memoryview(bytes(8)))
+        channel.send_piece(encode(Data(1, 1, 0), 1, 8), ByteSpan(0, 8))
 
 
 def test_a_sender_that_waits_for_room_is_woken() -> None:
@@ -123,7 +128,7 @@ def test_a_sender_that_waits_for_room_is_woken() -> None:
 
 def test_a_name_nobody_has_refuses() -> None:
     time = _Time()
-    node = _network(time).join("a", pool=memoryview(bytearray(8)), wake=lambda: None)
+    node = _network(time).join("a", memory=_memory(), wake=lambda: None)
     channel = node.dial(("mem://nobody",))
     channel.send(_ready(1))
     assert channel.closed_reason is None
@@ -135,8 +140,8 @@ def test_a_later_node_takes_the_name_over() -> None:
     time = _Time()
     network = _network(time)
     near, old = _connect(time, network)
-    newer = network.join("b", pool=memoryview(bytearray(8)), wake=lambda: None)
-    network.join("c", pool=memoryview(bytearray(8)), wake=lambda: None).dial(newer.addresses)
+    newer = network.join("b", memory=_memory(), wake=lambda: None)
+    network.join("c", memory=_memory(), wake=lambda: None).dial(newer.addresses)
     time.run()
     assert len(newer.accept()) == 1
     near.send(_ready(1))
@@ -152,11 +157,13 @@ def test_a_peer_that_never_reads_costs_bounded_memory() -> None:
     assert near.closed_reason == "the peer doesn't read"
 
 
-def _faulty(time: _Time, plan: object) -> tuple[Channel, Channel]:
-    network = _network(time)
-    far = network.join("b", pool=memoryview(bytearray(8)), wake=lambda: None)
-    inner = network.join("a", pool=memoryview(bytearray(8)), wake=lambda: None)
-    near = FaultyNetwork(inner, time.clock, lambda _dialled: plan)  # type: ignore[arg-type, return-value]
+def _faulty(
+    time: _Time, plan: object, sent: StagedMemory | None = None, received: StagedMemory | None = None
+) -> tuple[Channel, Channel]:
+    network, memory = _network(time), sent or _memory()
+    far = network.join("b", memory=received or _memory(), wake=lambda: None)
+    inner = network.join("a", memory=memory, wake=lambda: None)
+    near = FaultyNetwork(inner, time.clock, lambda _dialled: plan, memory)  # type: ignore[arg-type, return-value]
     channel = near.dial(far.addresses)
     time.run()
     [accepted] = far.accept()
@@ -187,14 +194,15 @@ def test_what_happens_to_the_second_of_four(action: Action, want: list[int]) -> 
 
 def test_corrupt_changes_one_bit_of_the_payload_only() -> None:
     time = _Time()
-    near, far = _faulty(time, OnKind(Kind.DATA, Action.CORRUPT))
-    near.send_piece(encode(Data(1, 2, 3), 1, 8), memoryview(b"abcdefgh"))
+    sent, received = _memory(), _memory()
+    near, far = _faulty(time, OnKind(Kind.DATA, Action.CORRUPT), sent, received)
+    sent.at(ByteSpan(0, 8))[:] = b"abcdefgh"
+    near.send_piece(encode(Data(1, 2, 3), 1, 8), ByteSpan(0, 8))
     time.run()
     sink = _Sink()
     far.receive(sink)
     assert sink.frames == [Data(1, 2, 3)]
-    received = bytes(sink.payload[:8])
-    assert sum(one != other for one, other in zip(received, b"abcdefgh")) == 1
+    assert sum(one != other for one, other in zip(received.at(ByteSpan(0, 8)), b"abcdefgh")) == 1
 
 
 def test_drawn_faults_come_at_their_rates_and_again_from_the_same_seed() -> None:

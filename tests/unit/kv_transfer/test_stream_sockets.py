@@ -20,6 +20,7 @@ from kv_transfer.transports.stream_dial import greeting, nonce_of
 from kv_transfer.transports.unix_listener import UnixListener
 from pdserve.clock import VirtualClock
 from pdserve.errors import InvalidRequest
+from pdserve.kv_memory import HostMemory
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def _network(
     folder: Path | None, *, strict: bool = False, seed: int = 1, clock: VirtualClock | None = None
 ) -> StreamNetwork:
     return StreamNetwork(
+        memory=HostMemory(4096),
         kv_listen="127.0.0.1:0",
         unix_dir=None if folder is None else str(folder),
         prefer_unix=folder is not None,
@@ -45,13 +47,13 @@ def _network(
 class _Sink:
     """Nothing arrives here."""
 
-    def place(self, _data: object, _generation: int, num_bytes: int) -> memoryview:
-        return memoryview(bytearray(num_bytes))
+    def place(self, _data: object, _generation: int, _num_bytes: int) -> None:
+        return
 
     def on_frame(self, _frame: object, _generation: int) -> None:
         return
 
-    def on_read(self, _tag: int) -> None:
+    def on_done(self, _tag: int) -> None:
         return
 
 
@@ -183,6 +185,7 @@ def test_a_refused_connection_says_so() -> None:
 def test_an_address_to_listen_on_is_checked(kv_listen: str) -> None:
     with pytest.raises(InvalidRequest):
         StreamNetwork(
+            memory=HostMemory(4096),
             kv_listen=kv_listen,
             unix_dir=None,
             prefer_unix=False,

@@ -7,13 +7,13 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
-from kv_transfer.transports.memory import MemoryNetwork
 from pdserve.cli.roles import ROLES
 from pdserve.clock import VirtualClock
 from pdserve.engine import fake_rule
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner
 from pdserve.errors import WorkerLost
 from pdserve.ids import Epoch, WorkerRef
+from pdserve.kv_memory import HostMemory, KvMemory
 from pdserve.messages import (
     Abort,
     Credits,
@@ -52,6 +52,8 @@ from pdserve.service.metrics import WorkerMetrics
 from pdserve.session import Session
 from pdserve.worker.driver import OnDeath
 from tests.simulation.loop_driver import DelayedInbox, LoopDriver, at_once
+from tests.support.memories import StagedMemory
+from tests.support.memory_network import MemoryNetwork
 from tests.support.memory_session import MemoryWire
 from tests.support.virtual_loop import run_virtual
 
@@ -125,8 +127,9 @@ class Cluster:
             model=model,
         )
 
-        def network(pool: memoryview, wake: Callable[[], None]) -> NetworkEnd:
-            return NetworkEnd(self.network.join(name, pool=pool, wake=wake))
+        def network(memory: KvMemory, wake: Callable[[], None]) -> NetworkEnd:
+            assert isinstance(memory, HostMemory)
+            return NetworkEnd(self.network.join(name, memory=StagedMemory(memory), wake=wake))
 
         worker_name = name
 

@@ -1,7 +1,8 @@
 """A faulty link: wraps the channels of any network, and drops, delays, duplicates, reorders, corrupts or dies.
 
 Faults happen to whole frames as they are sent; wrapping both ends' networks makes both directions faulty. What
-happens to which frame comes from a plan: scripted, or drawn from an injected Random.
+happens to which frame comes from a plan: scripted, or drawn from an injected Random. A posted channel's pieces and
+PULLs are neither lost nor repeated nor reordered: the fabrics that it stands for don't do so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from kv_transfer.framing import HEADER_BYTES, kind_of
 from kv_transfer.transports.port import Channel, Network, Sink
 from pdserve.clock import Clock
 from pdserve.ids import Random
+from pdserve.kv_memory import ByteSpan
+from tests.support.memories import StagedMemory
 
 
 class Action(Enum):
@@ -27,6 +30,9 @@ class Action(Enum):
     REORDER = "reorder"
     CORRUPT = "corrupt"
     DIE = "die"
+
+
+_UNKNOWN_TO_POSTED = (Action.DROP, Action.DUPLICATE, Action.REORDER)
 
 
 class Fault(Protocol):
@@ -83,7 +89,7 @@ class _Held:
     """A frame that waits: until `due_s`, and, unless `may_pass`, those behind it wait too."""
 
     wire: bytes
-    payload: memoryview | None
+    payload: bytes | None
     due_s: float
     may_pass: bool = False
 
@@ -91,8 +97,11 @@ class _Held:
 class FaultyChannel:
     """Everything but sending goes straight to the wrapped channel. delay_s: of DELAY and REORDER."""
 
-    def __init__(self, inner: Channel, fault: Fault, clock: Clock, *, delay_s: float = 0.05) -> None:
+    def __init__(
+        self, inner: Channel, fault: Fault, clock: Clock, memory: StagedMemory, *, delay_s: float = 0.05
+    ) -> None:
         self._inner = inner
+        self._memory = memory
         self._fault = fault
         self._clock = clock
         self._delay_s = delay_s
@@ -108,8 +117,16 @@ class FaultyChannel:
         return self._inner.peer
 
     @property
-    def one_sided(self) -> bool:
-        return self._inner.one_sided
+    def reads_itself(self) -> bool:
+        return self._inner.reads_itself
+
+    @property
+    def can_detach(self) -> bool:
+        return self._inner.can_detach
+
+    @property
+    def can_divert(self) -> bool:
+        return self._inner.can_divert
 
     @property
     def closed_reason(self) -> str | None:
@@ -120,8 +137,12 @@ class FaultyChannel:
         return self._inner.received_bytes
 
     @property
-    def num_pending_reads(self) -> int:
-        return self._inner.num_pending_reads
+    def num_unsent_pieces(self) -> int:
+        return self._inner.num_unsent_pieces + sum(held.payload is not None for held in self._held)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._inner.is_idle
 
     @property
     def can_send_piece(self) -> bool:
@@ -130,8 +151,14 @@ class FaultyChannel:
     def send(self, wire: bytes) -> None:
         self._suffer(wire, None)
 
-    def send_piece(self, wire: bytes, payload: memoryview) -> None:
-        self._suffer(wire, payload)
+    def send_piece(self, wire: bytes, span: ByteSpan) -> None:
+        self._suffer(wire, span)
+
+    def skip_piece(self, wire: bytes, num_bytes: int) -> None:
+        self._suffer(wire, self._memory.stage(bytes(num_bytes)))
+
+    def post_receive(self, tag: int, into: ByteSpan) -> None:
+        self._inner.post_receive(tag, into)
 
     def detach_piece(self) -> None:
         self._inner.detach_piece()
@@ -139,7 +166,7 @@ class FaultyChannel:
     def divert(self) -> None:
         self._inner.divert()
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
+    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
         return self._inner.read_remote(tag, start, into)
 
     def receive(self, sink: Sink) -> bool:
@@ -171,36 +198,47 @@ class FaultyChannel:
             found = due_s if found is None else min(found, due_s)
         return None if found == float("inf") else found
 
-    def _suffer(self, wire: bytes, payload: memoryview | None) -> None:
-        action = self._fault.decide(kind_of(wire), self._num_sent)
+    def _suffer(self, wire: bytes, span: ByteSpan | None) -> None:
+        kind = kind_of(wire)
+        action = self._fault.decide(kind, self._num_sent)
+        if action in _UNKNOWN_TO_POSTED and kind in (Kind.PULL, Kind.DATA) and self._is_posted:
+            action = None
         self._num_sent += 1
         now_s = self._clock.now_s()
         match action:
             case None:
-                self._send(wire, payload, now_s)
+                self._send(wire, span, now_s)
             case Action.DROP:
                 pass
             case Action.DELAY:
-                self._held.append(_Held(wire, _copy(payload), now_s + self._delay_s))
+                self._held.append(_Held(wire, self._copy(span), now_s + self._delay_s))
             case Action.REORDER:
-                self._held.append(_Held(wire, _copy(payload), now_s + self._delay_s, may_pass=True))
+                self._held.append(_Held(wire, self._copy(span), now_s + self._delay_s, may_pass=True))
             case Action.DUPLICATE:
-                self._send(wire, payload, now_s)
-                self._held.append(_Held(wire, _copy(payload), now_s))
+                self._send(wire, span, now_s)
+                self._held.append(_Held(wire, self._copy(span), now_s))
             case Action.CORRUPT:
-                self._send(*_flip(wire, payload), now_s)
+                wire, payload = _flip(wire, self._copy(span))
+                self._send(wire, None if payload is None else self._memory.stage(payload), now_s)
             case Action.DIE:
                 self._held.clear()
                 self._inner.close("the faulty link died")
 
-    def _send(self, wire: bytes, payload: memoryview | None, now_s: float) -> None:
+    @property
+    def _is_posted(self) -> bool:
+        return not (self._inner.reads_itself or self._inner.can_divert)
+
+    def _copy(self, span: ByteSpan | None) -> bytes | None:
+        return None if span is None else bytes(self._memory.at(span))
+
+    def _send(self, wire: bytes, span: ByteSpan | None, now_s: float) -> None:
         """Now, or behind those that hold the order up."""
         if any(not held.may_pass for held in self._held):
-            self._held.append(_Held(wire, _copy(payload), now_s))
-        elif payload is None:
+            self._held.append(_Held(wire, self._copy(span), now_s))
+        elif span is None:
             self._inner.send(wire)
         else:
-            self._inner.send_piece(wire, payload)
+            self._inner.send_piece(wire, span)
 
     def _release(self) -> None:
         now_s = self._clock.now_s()
@@ -212,7 +250,7 @@ class FaultyChannel:
                 if held.payload is None:
                     self._inner.send(held.wire)
                 else:
-                    self._inner.send_piece(held.wire, held.payload)
+                    self._inner.send_piece(held.wire, self._memory.stage(held.payload))
             else:
                 is_blocked = is_blocked or not held.may_pass
                 kept.append(held)
@@ -230,12 +268,14 @@ class FaultyNetwork:
         inner: Network,
         clock: Clock,
         make_fault: Callable[[bool], Fault | None],
+        memory: StagedMemory,
         *,
         delay_s: float = 0.05,
     ) -> None:
         self._inner = inner
         self._clock = clock
         self._make_fault = make_fault
+        self._memory = memory
         self._delay_s = delay_s
         self._faulty: list[FaultyChannel] = []
 
@@ -265,20 +305,16 @@ class FaultyNetwork:
         fault = self._make_fault(dialled)
         if fault is None:
             return channel
-        faulty = FaultyChannel(channel, fault, self._clock, delay_s=self._delay_s)
+        faulty = FaultyChannel(channel, fault, self._clock, self._memory, delay_s=self._delay_s)
         self._faulty.append(faulty)
         return faulty
 
 
-def _copy(payload: memoryview | None) -> memoryview | None:
-    return None if payload is None else memoryview(bytes(payload))
-
-
-def _flip(wire: bytes, payload: memoryview | None) -> tuple[bytes, memoryview | None]:
+def _flip(wire: bytes, payload: bytes | None) -> tuple[bytes, bytes | None]:
     """One bit other: of the payload's middle, or else of the last byte of the frame."""
     if payload is None:
         index = max(len(wire) - 1, HEADER_BYTES - 1)
         return wire[:index] + bytes([wire[index] ^ 1]), None
     copy = bytearray(payload)
     copy[len(copy) // 2] ^= 1
-    return wire, memoryview(copy)
+    return wire, bytes(copy)

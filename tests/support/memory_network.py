@@ -1,8 +1,8 @@
 """The in-memory network: the links of a whole simulated cluster in one process, under an injected schedule.
 
-Frames and payloads are copied when they are sent, and arrive after a drawn delay, in order on each connection. In the
-one-sided mode D reads P's pool itself, at the moment of its turn (or, with `copy_delay`, when a device copy would be
-done), so a late reader sees what the blocks hold by then.
+Frames and payloads are copied when they are sent, and arrive after a drawn delay, in order on each connection.
+One-sided, D reads P's pool itself, at the moment of its turn (or, with `copy_delay`, when a device copy would be
+done), so a late reader sees what the blocks hold by then. Posted, the devices of both ends move the bytes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kv_transfer.transports.memory_channel import MemoryChannel, Schedule
 from pdserve.clock import Clock
+from tests.support.memories import StagedMemory
+from tests.support.memory_channel import DeviceWatch, MemoryChannel, Schedule, WireKind
+from tests.support.posted_channel import PostedChannel
 
 _SCHEME = "mem://"
 
@@ -39,25 +41,33 @@ class MemoryNetwork:
         clock: Clock,
         schedule: Schedule,
         delay: Callable[[], float] = lambda: 0.0,
-        one_sided: bool = False,
+        kind: WireKind = WireKind.TWO_SIDED,
         copy_delay: Callable[[], float] | None = None,
         host_of: Callable[[str], str] = lambda name: name,
     ) -> None:
         self.clock = clock
         self.schedule = schedule
         self.delay = delay
-        self.one_sided = one_sided
+        self.kind = kind
         self.copy_delay = copy_delay
         self._host_of = host_of
         self._nodes: dict[str, MemoryNode] = {}
         self._cuts: dict[_Cut, list[MemoryChannel]] = {}
 
-    def join(self, name: str, *, pool: memoryview, wake: Callable[[], None]) -> MemoryNode:
+    def join(
+        self,
+        name: str,
+        *,
+        memory: StagedMemory,
+        wake: Callable[[], None],
+        watch: DeviceWatch | None = None,
+    ) -> MemoryNode:
         """A worker's place in the network; a later one of the same name takes the address over.
 
-        pool  what one-sided readers see of this worker; wake: makes its driver call `step`
+        memory  of its pool; wake: makes its driver call `step`
+        watch   sees what devices do there (posted)
         """
-        node = MemoryNode(self, name, pool, wake)
+        node = MemoryNode(self, name, memory, wake, watch)
         self._nodes[name] = node
         return node
 
@@ -94,10 +104,18 @@ class MemoryNetwork:
 class MemoryNode:
     """One worker's Network."""
 
-    def __init__(self, network: MemoryNetwork, name: str, pool: memoryview, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        name: str,
+        memory: StagedMemory,
+        wake: Callable[[], None],
+        watch: DeviceWatch | None,
+    ) -> None:
         self.name = name
-        self.pool = pool.toreadonly()
+        self.memory = memory
         self.wake = wake
+        self._watch = watch
         self._network = network
         self._channels: list[MemoryChannel] = []
         self._accepted: list[MemoryChannel] = []
@@ -120,14 +138,24 @@ class MemoryNode:
         if target is None or target._is_closed:
             return None
         far = target._channel(self.name)
-        far.remote_pool = self.pool
+        far.remote_memory = self.memory
         target._accepted.append(far)
         target.wake()
         return far
 
     def _channel(self, peer_name: str) -> MemoryChannel:
-        channel = MemoryChannel(self._network, name=self.name, peer_name=peer_name, wake=self.wake)
-        self._channels = [other for other in self._channels if other.closed_reason is None]
+        network, memory = self._network, self.memory
+        if network.kind is WireKind.POSTED:
+            channel: MemoryChannel = PostedChannel(
+                network, name=self.name, peer_name=peer_name, memory=memory, wake=self.wake, watch=self._watch
+            )
+        else:
+            channel = MemoryChannel(
+                network, name=self.name, peer_name=peer_name, memory=memory, wake=self.wake
+            )
+        self._channels = [
+            other for other in self._channels if other.closed_reason is None or not other.is_idle
+        ]
         self._channels.append(channel)
         return channel
 
@@ -147,3 +175,4 @@ class MemoryNode:
         self._network.leave(self)
         for channel in self._channels:
             channel.close("the worker is gone")
+            channel.abort()

@@ -1,10 +1,11 @@
-"""One end of an in-memory connection."""
+"""One end of an in-memory connection, two-sided or one-sided; posted_channel.py has the third kind."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from kv_transfer.frames import Data
@@ -12,6 +13,8 @@ from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header
 from kv_transfer.transports.port import Sink
 from pdserve.clock import Clock
 from pdserve.errors import InvariantViolated
+from pdserve.kv_memory import ByteSpan
+from tests.support.memories import StagedMemory
 
 Schedule = Callable[[float, Callable[[], None]], object]
 """Calls a function after so many seconds."""
@@ -21,13 +24,32 @@ _MAX_UNREAD_PIECES = 2
 _MAX_FRAMES_PER_TURN = 64
 
 
+class WireKind(Enum):
+    """How pieces move: copied with their frame; read by D itself (at once, or by a device copy); posted."""
+
+    TWO_SIDED = "memory"
+    ONE_SIDED = "memory-one-sided"
+    POSTED = "posted"
+
+
 @dataclass(slots=True, eq=False)
-class _Packet:
-    """A frame (and its payload) as sent, or, `end` set, the end of the connection."""
+class Packet:
+    """A frame (and its payload) as sent, or, `end` set, the end of the connection.
+
+    source  posted: where the payload is read when the packet leaves
+    """
 
     wire: bytes = b""
     payload: bytes | None = None
     end: str | None = None
+    source: ByteSpan | None = None
+
+
+class DeviceWatch(Protocol):
+    """Told in the moment in which a device touches a worker's memory, whatever its transfer owner knows of it."""
+
+    def device_reads(self, span: ByteSpan) -> None: ...
+    def device_writes(self, span: ByteSpan) -> None: ...
 
 
 class Wires(Protocol):
@@ -40,7 +62,7 @@ class Wires(Protocol):
     @property
     def delay(self) -> Callable[[], float]: ...
     @property
-    def one_sided(self) -> bool: ...
+    def kind(self) -> WireKind: ...
     @property
     def copy_delay(self) -> Callable[[], float] | None: ...
     def holds(self, channel: MemoryChannel, source: str, target: str) -> bool: ...
@@ -49,34 +71,54 @@ class Wires(Protocol):
 class MemoryChannel:
     """Sends into its own ordered wire; receives from its inbox."""
 
-    def __init__(self, wires: Wires, *, name: str, peer_name: str, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, wires: Wires, *, name: str, peer_name: str, memory: StagedMemory, wake: Callable[[], None]
+    ) -> None:
         self.peer_name = peer_name
-        self.remote_pool: memoryview | None = None
+        self.remote_memory: StagedMemory | None = None
         self.closed_reason: str | None = None
         self.received_bytes = 0
         self._wires = wires
         self._name = name
+        self._memory = memory
         self._wake = wake
         self._far: MemoryChannel | None = None
         self._connect: Callable[[MemoryChannel], MemoryChannel | None] | None = None
-        self._wire: deque[_Packet] = deque()
-        self._inbox: deque[_Packet] = deque()
+        self._wire: deque[Packet] = deque()
+        self._inbox: deque[Packet] = deque()
         self._reads_done: deque[int] = deque()
-        self.num_pending_reads = 0
+        self._num_pending_reads = 0
 
     # --- the Channel port
 
     @property
     def transport(self) -> str:
-        return "memory-one-sided" if self._wires.one_sided else "memory"
+        return self._wires.kind.value
 
     @property
     def peer(self) -> str:
         return "mem://" + self.peer_name
 
     @property
-    def one_sided(self) -> bool:
-        return self._wires.one_sided
+    def reads_itself(self) -> bool:
+        return self._wires.kind is WireKind.ONE_SIDED
+
+    @property
+    def can_detach(self) -> bool:
+        """Pieces are copied when sent, and reads that are done within a turn don't keep P waiting."""
+        return self._wires.copy_delay is None
+
+    @property
+    def can_divert(self) -> bool:
+        return self._wires.copy_delay is None
+
+    @property
+    def num_unsent_pieces(self) -> int:
+        return 0
+
+    @property
+    def is_idle(self) -> bool:
+        return self._num_pending_reads == 0
 
     @property
     def can_send_piece(self) -> bool:
@@ -86,29 +128,36 @@ class MemoryChannel:
         return len(unread) < _MAX_UNREAD_PIECES
 
     def send(self, wire: bytes) -> None:
-        self._post(_Packet(wire))
+        self._post(Packet(wire))
 
-    def send_piece(self, wire: bytes, payload: memoryview) -> None:
-        self._post(_Packet(wire, bytes(payload)))
+    def send_piece(self, wire: bytes, span: ByteSpan) -> None:
+        self._post(Packet(wire, bytes(self._memory.at(span))))
+
+    def skip_piece(self, wire: bytes, num_bytes: int) -> None:
+        raise InvariantViolated("nothing is posted here", num_bytes=num_bytes)
 
     def detach_piece(self) -> None:
         """Pieces are copied when sent."""
 
+    def post_receive(self, tag: int, into: ByteSpan) -> None:
+        raise InvariantViolated("nothing is posted here", tag=tag, into=into)
+
     def divert(self) -> None:
         """Pieces arrive whole."""
 
-    def read_remote(self, tag: int, start: int, into: memoryview) -> bool:
+    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
         """Without a copy_delay the bytes are read now; with one, when the copy is done."""
-        if self.remote_pool is None:
+        if self.remote_memory is None:
             raise InvariantViolated("a one-sided read without a remote pool", peer=self.peer_name)
-        source = self.remote_pool[start : start + len(into)]
+        source = self.remote_memory.at(ByteSpan(start, into.num_bytes))
+        target = self._memory.at(into)
         if self._wires.copy_delay is None:
-            into[:] = source
+            target[:] = source
             return True
-        self.num_pending_reads += 1
+        self._num_pending_reads += 1
 
         def copied() -> None:
-            into[:] = source
+            target[:] = source
             self._reads_done.append(tag)
             self._wake()
 
@@ -117,8 +166,8 @@ class MemoryChannel:
 
     def receive(self, sink: Sink) -> bool:
         while self._reads_done:
-            self.num_pending_reads -= 1
-            sink.on_read(self._reads_done.popleft())
+            self._num_pending_reads -= 1
+            sink.on_done(self._reads_done.popleft())
         for _ in range(_MAX_FRAMES_PER_TURN):
             if self.closed_reason is not None or not self._inbox:
                 break
@@ -132,13 +181,17 @@ class MemoryChannel:
                 break
         return self.closed_reason is None and bool(self._inbox)
 
-    def _take(self, packet: _Packet, sink: Sink) -> None:
+    def _take(self, packet: Packet, sink: Sink) -> None:
         header = parse_header(packet.wire[:HEADER_BYTES])
         frame = parse_body(header, packet.wire[HEADER_BYTES:])
         if isinstance(frame, Data):
             assert packet.payload is not None
-            sink.place(frame, header.generation, len(packet.payload))[:] = packet.payload
+            self._put(sink.place(frame, header.generation, len(packet.payload)), packet.payload)
         sink.on_frame(frame, header.generation)
+
+    def _put(self, into: ByteSpan | None, payload: bytes) -> None:
+        if into is not None:
+            self._memory.at(into)[:] = payload
 
     def _tell_room(self) -> None:
         """A sender that waited for `can_send_piece` takes a turn, as one does whose socket has become writable."""
@@ -151,18 +204,21 @@ class MemoryChannel:
     def close(self, reason: str) -> None:
         if self.closed_reason is not None:
             return
-        self._post(_Packet(end=f"the peer closed: {reason}"))
+        self._post(Packet(end=f"the peer closed: {reason}"))
         self.closed_reason = reason
         self._inbox.clear()
+
+    def abort(self) -> None:
+        """The process is gone, or needs its memory: nothing touches it from here on."""
 
     # --- the wire
 
     def connect(self, connect: Callable[[MemoryChannel], MemoryChannel | None]) -> None:
         """Dialler: `connect` makes the other end when the first packet arrives, or refuses with None."""
         self._connect = connect
-        self._post(_Packet())
+        self._post(Packet())
 
-    def _post(self, packet: _Packet) -> None:
+    def _post(self, packet: Packet) -> None:
         if self.closed_reason is not None:
             return
         queued = len(self._wire) + (0 if self._far is None else len(self._far._inbox))
@@ -182,6 +238,7 @@ class MemoryChannel:
         if not self._wire or self._wires.holds(self, self._name, self.peer_name):
             return
         packet = self._wire.popleft()
+        self._leaves(packet)
         if self._connect is not None:
             self._far, self._connect = self._connect(self), None
             if self._far is not None:
@@ -194,7 +251,10 @@ class MemoryChannel:
             self.closed_reason = "connection refused"
             self._wake()
 
-    def _arrive(self, packet: _Packet) -> None:
+    def _leaves(self, packet: Packet) -> None:
+        """The packet is on its way."""
+
+    def _arrive(self, packet: Packet) -> None:
         if self.closed_reason is not None:
             return
         self.received_bytes += len(packet.wire) + (0 if packet.payload is None else len(packet.payload))
