@@ -34,6 +34,7 @@ facts = st.builds(
     tp_rank=u32,
     tp_size=u32,
     checksum=text,
+    checksums=st.none() | st.lists(text, max_size=3).map(tuple),
     wire=st.tuples(u32, u32),
     role_generation=u64,
 )
