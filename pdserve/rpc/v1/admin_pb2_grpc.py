@@ -50,7 +50,7 @@ class AdminServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def SetRole(self, request, context):
-        """Lets a worker drain and join anew in another role; its weights stay loaded. Returns when the order is on its way.
+        """Makes a worker drain and rejoin in another role; its weights stay loaded. Returns when the order has been sent.
         NOT_FOUND: no such worker here. INVALID_ARGUMENT: it has that role, or is the last of its role (see `force`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -58,7 +58,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Lets a worker serve what it has and end. Errors as above.
+        """Makes a worker finish the requests it has and exit. Errors as above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

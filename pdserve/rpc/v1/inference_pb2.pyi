@@ -35,7 +35,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_STOP_TEXT: _FinishReason.ValueType  # 4
     """one of stop"""
     FINISH_REASON_STRUCTURE: _FinishReason.ValueType  # 5
-    """the structure that was asked for is complete: nothing may follow"""
+    """the requested structure is complete: nothing may follow"""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
@@ -49,7 +49,7 @@ FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 3
 FINISH_REASON_STOP_TEXT: FinishReason.ValueType  # 4
 """one of stop"""
 FINISH_REASON_STRUCTURE: FinishReason.ValueType  # 5
-"""the structure that was asked for is complete: nothing may follow"""
+"""the requested structure is complete: nothing may follow"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -62,7 +62,7 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     content: _builtins.str
     extra_json: _builtins.str
-    """JSON object of what else the template reads of a message: tool_calls, tool_call_id, name, reasoning_content, …"""
+    """JSON object with anything else that the template reads from a message: tool_calls, tool_call_id, name, …"""
     def __init__(
         self,
         *,
@@ -91,7 +91,7 @@ class Chat(_message.Message):
     continue_final_message: _builtins.bool
     """Continue the last message instead of opening a new one."""
     add_generation_prompt: _builtins.bool
-    """Open the assistant's turn behind the last message; unset = unless that message is continued."""
+    """Open the assistant's turn after the last message; unset = yes, unless that message is continued."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     def __init__(
@@ -205,14 +205,14 @@ class SamplingParams(_message.Message):
     include_stop: _builtins.bool
     ignore_eos: _builtins.bool
     seed: _builtins.int
-    """unset = drawn by the router and told in `started`"""
+    """unset = drawn by the router and returned in `started`"""
     n: _builtins.int
     best_of: _builtins.int
-    """generated; the n most likely are delivered when all have ended"""
+    """generate this many; the n most likely are delivered when all have ended"""
     logprobs: _builtins.int
-    """of each token, and of so many most likely ones; unset = none"""
+    """of each token, and of this many most likely ones; unset = none"""
     prompt_logprobs: _builtins.int
-    """the same of the prompt's tokens"""
+    """the same for the prompt's tokens"""
     echo: _builtins.bool
     json_schema: _builtins.str
     regex: _builtins.str
@@ -362,7 +362,7 @@ Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
 class Resume(_message.Message):
-    """What a client already holds of a request whose router was lost."""
+    """What a client already has of a request whose router was lost."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -431,13 +431,13 @@ class GenerateRequest(_message.Message):
     """Empty = the model this cluster serves."""
     text: _builtins.str
     priority: _builtins.int
-    """the higher goes first"""
+    """higher goes first"""
     user: _builtins.str
-    """fairness between users, where the queue has several"""
+    """users take turns in the queue"""
     truncate_prompt_tokens: _builtins.int
-    """keep only the prompt's last so many tokens"""
+    """use only this many of the prompt's last tokens"""
     cache_salt: _builtins.str
-    """Prefix cache entries are shared only between requests of equal salt."""
+    """Prefix cache entries are shared only between requests with the same salt."""
     @_builtins.property
     def chat(self) -> Global___Chat: ...
     @_builtins.property
@@ -561,8 +561,8 @@ Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class Prompt(_message.Message):
-    """A part of the prompt, between `started` and the first tokens: with echo or prompt_logprobs only. Parts come in order
-    and make up the whole prompt.
+    """A part of the prompt, between `started` and the first tokens; only with echo or prompt_logprobs. The parts come in
+    order and make up the whole prompt.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -573,12 +573,12 @@ class Prompt(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     first_index: _builtins.int
     text: _builtins.str
-    """with echo: the whole prompt's, in the part with index 0"""
+    """with echo: the whole prompt's text, in the part with index 0"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """with prompt_logprobs: one a token, but none for the token of index 0"""
+        """with prompt_logprobs: one per token, except for the token with index 0"""
 
     def __init__(
         self,
@@ -649,7 +649,7 @@ class Tokens(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """one a token, if asked for"""
+        """one per token, if requested"""
 
     def __init__(
         self,
@@ -724,8 +724,8 @@ class Timings(_message.Message):
     dispatch_ms: _builtins.float
     """Granted read -> StartPrefill written"""
     prefill_queue_ms: _builtins.float
-    """Of the prefill worker's clock. If the decode worker's word was here first and the prefill worker's never came, the
-    router's. If the decode worker prefills itself, its clock, its wait for blocks included.
+    """By the prefill worker's clock, or by the router's if the decode worker's report came and the prefill worker's never
+    did. If the decode worker prefills itself, by its clock, including its wait for blocks.
     StartPrefill read -> first chunk begun
     """
     prefill_ms: _builtins.float
@@ -733,13 +733,13 @@ class Timings(_message.Message):
     relay_ms: _builtins.float
     """FirstToken read -> token written to the client"""
     rest_ms: _builtins.float
-    """both ways between router and prefill worker"""
+    """round trip between router and prefill worker"""
     first_gap_ms: _builtins.float
     """token 0 -> token 1 at the router"""
     transfer_exposed_ms: _builtins.float
-    """COMMIT read -> all blocks there (decode worker's clock)"""
+    """COMMIT read -> all blocks received (decode worker's clock)"""
     commit_ms: _builtins.float
-    """all blocks there -> CONFIRM read"""
+    """all blocks received -> CONFIRM read"""
     decode_queue_ms: _builtins.float
     """CONFIRM read -> first decode step begun"""
     decode_step_ms: _builtins.float
@@ -832,7 +832,7 @@ class Finished(_message.Message):
     def timings(self) -> Global___Timings: ...
     @_builtins.property
     def energy(self) -> Global___Energy:
-        """absent where the machine can't tell"""
+        """absent where it can't be measured"""
 
     def __init__(
         self,
@@ -1034,7 +1034,7 @@ class GetStatusRequest(_message.Message):
 
     EXPLAIN_FIELD_NUMBER: _builtins.int
     explain: _builtins.bool
-    """also why the last requests went where they went, and why those that wait do"""
+    """also why the latest requests went where they went, and why waiting ones wait"""
     def __init__(
         self,
         *,
@@ -1068,7 +1068,7 @@ class GetStatusResponse(_message.Message):
     def queue(self) -> Global___QueueStatus: ...
     @_builtins.property
     def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Placement]:
-        """with `explain`; the last ones, oldest first, then those that wait"""
+        """with `explain`: the latest ones, oldest first, then those that wait"""
 
     def __init__(
         self,
@@ -1102,7 +1102,7 @@ class Placement(_message.Message):
     request_id: _builtins.str
     choice: _builtins.int
     attempt: _builtins.int
-    """from 1; 0 = it waits"""
+    """from 1; 0 = waiting"""
     age_s: _builtins.float
     """since it was placed, or since it began to wait"""
     @_builtins.property
@@ -1126,7 +1126,7 @@ Global___Placement: _TypeAlias = Placement  # noqa: Y015
 
 @_typing.final
 class Candidate(_message.Message):
-    """One pair, or (prefill_worker empty) one worker that would prefill itself."""
+    """One pair, or (with empty prefill_worker) one worker that would prefill itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1142,7 +1142,7 @@ class Candidate(_message.Message):
     """why it was not chosen"""
     @_builtins.property
     def cost(self) -> _containers.RepeatedCompositeFieldContainer[Global___CostPart]:
-        """empty = it could not be taken"""
+        """empty = it was not eligible"""
 
     def __init__(
         self,

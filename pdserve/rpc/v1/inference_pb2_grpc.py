@@ -70,8 +70,8 @@ class InferenceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams the tokens of one request: one `started`, then `tokens`, then one `finished`.
-        A failed generation ends with a gRPC status, never with OK.
+        """Streams the tokens of one request: one `started`, then `tokens`, then one `finished` per choice.
+        A generation that fails never ends with status OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,8 +32,8 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Streams the tokens of one request: one `started`, then `tokens`, then one `finished`.
-    A failed generation ends with a gRPC status, never with OK.
+    """Streams the tokens of one request: one `started`, then `tokens`, then one `finished` per choice.
+    A generation that fails never ends with status OK.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]
     """Ends a request of this router; NOT_FOUND if it isn't running."""
@@ -46,8 +46,8 @@ class InferenceStub:
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams the tokens of one request: one `started`, then `tokens`, then one `finished`.
-    A failed generation ends with a gRPC status, never with OK.
+    """Streams the tokens of one request: one `started`, then `tokens`, then one `finished` per choice.
+    A generation that fails never ends with status OK.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a request of this router; NOT_FOUND if it isn't running."""
@@ -63,8 +63,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Streams the tokens of one request: one `started`, then `tokens`, then one `finished`.
-        A failed generation ends with a gRPC status, never with OK.
+        """Streams the tokens of one request: one `started`, then `tokens`, then one `finished` per choice.
+        A generation that fails never ends with status OK.
         """
 
     @_abc_1.abstractmethod
