@@ -52,23 +52,23 @@ class TimeoutsConfig:
     """How long each wait may last; all are cut to what is left of the client's deadline."""
 
     keepalive_s: float = _positive(
-        1.0, "HTTP/2 ping and its answer; PING on a link that has been quiet so long"
+        1.0, "between an HTTP/2 ping and its answer; a link that was quiet for so long sends PING"
     )
-    grant_s: float = _positive(1.0, "StartDecode until any answer of the decode worker")
-    link_s: float = _positive(4.0, "no frame at all from the peer of a link; only this ends the link")
-    lease_s: float = _positive(5.0, "one answer of one lease stays away; ends that lease, not the link")
+    grant_s: float = _positive(1.0, "from StartDecode to any answer of the decode worker")
+    link_s: float = _positive(4.0, "no frame at all from a link's peer; only this ends the link")
+    lease_s: float = _positive(5.0, "an answer about one lease is missing; ends that lease, not the link")
     handoff_s: float = _positive(
-        6.0, "first token, or the end of the prefill worker's session, until the verdict"
+        6.0, "from the first token, or the end of the prefill worker's session, to the verdict"
     )
-    prefill_progress_s: float = _positive(
-        10.0, "without a chunk while a prompt is computed; anew with each chunk"
+    prefill_progress_s: float = _positive(10.0, "between two chunks of a prompt that is being computed")
+    token_gap_s: float = _positive(10.0, "between two tokens of a running request")
+    hold_s: float = _positive(5.0, "how long the cached blocks of an ended lease are evicted last")
+    client_stall_s: float = _positive(
+        30.0, "how far a client may fall behind before its request is cancelled"
     )
-    token_gap_s: float = _positive(10.0, "between two tokens of a running request; anew with each token")
-    hold_s: float = _positive(5.0, "how long the blocks of an ended lease are kept as cache, evicted last")
-    client_stall_s: float = _positive(30.0, "how far behind a client may fall before it is cancelled")
     worker_wait_s: float = _positive(30.0, "how long requests wait for a worker of a missing role to join")
-    drain_s: float = _positive(60.0, "how long a draining process serves what it has")
-    request_s: float = _positive(3600.0, "the deadline of a request whose client gave none")
+    drain_s: float = _positive(60.0, "how long a draining process may take to finish the requests it has")
+    request_s: float = _positive(3600.0, "deadline of a request whose client gave none")
     heartbeat_s: float = _positive(0.5, "between two heartbeats, load and progress reports")
 
     def __post_init__(self) -> None:
@@ -92,16 +92,16 @@ class RouterConfig:
     model: str = setting(
         "", "tokenizer of this alias, folder or .gguf file; empty = the first worker sends its own"
     )
-    max_queued_requests: int = setting(1024, "requests that may wait; more are refused at once", least=1)
-    max_attempts: int = setting(3, "attempts of a request that may end by a fault", least=1, most=100)
+    max_queued_requests: int = setting(1024, "requests that may wait; any more are refused at once", least=1)
+    max_attempts: int = setting(3, "attempts of a request that may end because of a fault", least=1, most=100)
     replays_per_prefill: int = setting(2, "replays at once per prefill worker", least=1)
     pairs_per_prefill: int = setting(8, "decode workers that each prefill worker is paired with", least=1)
     allow_local_prefill: bool = setting(
-        False, "let decode workers prefill for themselves where that is faster, or nobody else can"
+        False, "let decode workers prefill for themselves when that is faster, or when nobody else can"
     )
     remote_prefill_tokens: int = setting(
         2048,
-        "so many tokens to prefill, or more, always go to a prefill worker if there is one; 0 = the estimate decides",
+        "prompts of this many uncached tokens always go to a prefill worker if there is one; 0 = the estimate decides",
         unit="tokens",
         least=0,
     )
@@ -109,7 +109,7 @@ class RouterConfig:
         2.0, "how long a request's schema, regex or grammar may take to compile"
     )
     max_message_bytes: int = setting(
-        64 << 20, "largest gRPC message that is accepted, here and on workers", unit="bytes", least=1 << 16
+        64 << 20, "largest gRPC message that routers and workers accept", unit="bytes", least=1 << 16
     )
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class WorkerConfig:
     """A worker: who it is and whom it serves."""
 
     id: str = setting("", "name of this worker; empty = drawn at start", verify=plain_id)
-    role: str = setting("both", "what it does", choices=("prefill", "decode", "both"))
+    role: str = setting("both", "the worker's role", choices=("prefill", "decode", "both"))
     routers: tuple[str, ...] = setting(
         ("127.0.0.1:50051",),
         "routers it dials: HOST:PORT, where a name may stand for several, or file:///PATH of a file with one a line",
@@ -129,8 +129,8 @@ class WorkerConfig:
     )
     model: str = setting("", "fetched alias, Hugging Face folder, or .gguf file")
     kv_listen: str = setting("127.0.0.1:0", "TCP address where prefill workers reach it", verify=_address)
-    unix_dir: str = setting("", "folder for the Unix socket of links on one host; empty = a private one")
-    max_links: int = setting(16, "links at once", least=1)
+    unix_dir: str = setting("", "folder for the Unix sockets of links on one host; empty = a private one")
+    max_links: int = setting(16, "most links at once", least=1)
     queue_tokens: int = setting(
         16_384, "prompt tokens that may queue on a prefill worker", unit="tokens", least=1
     )
@@ -144,16 +144,16 @@ class WorkerConfig:
 class EngineConfig:
     """Model execution and KV memory of one worker."""
 
-    kind: str = setting("torch", "torch, or fake: no model, its text proves where every block went",
+    kind: str = setting("torch", "torch, or fake: no model; its text proves where every block went",
                         choices=("torch", "fake"))  # fmt: skip
-    dtype: str = setting("auto", "auto = bfloat16 where the CPU computes it, else float32",
+    dtype: str = setting("auto", "auto = bfloat16 where the CPU has instructions for it, else float32",
                          choices=("auto", "bfloat16", "float32"))  # fmt: skip
     deterministic: bool = setting(
-        False, "results independent of batching, chunks, cache hits and worker; slower"
+        False, "results don't depend on batching, chunks, cache hits or worker; slower"
     )
     long_context: bool = setting(
         False,
-        "models with longrope (Phi-3, Phi-4-mini): their long factors and whole window, also for short texts",
+        "models with longrope (Phi-3, Phi-4-mini): use the long factors and the whole window, even for short texts",
     )
     threads: int = setting(
         0,
@@ -165,16 +165,16 @@ class EngineConfig:
     num_blocks: int = setting(0, "KV blocks in the pool; 0 = as many as kv_memory_bytes holds", least=0)
     kv_memory_bytes: int = setting(1 << 30, "memory of the KV pool", unit="bytes", least=1)
     max_step_tokens: int = setting(
-        512, "tokens of one step, and the largest prefill chunk", unit="tokens", least=1
+        512, "most tokens in one step, and the largest prefill chunk", unit="tokens", least=1
     )
-    max_batch: int = setting(64, "sequences in one step", least=1)
+    max_batch: int = setting(64, "most sequences in one step", least=1)
     decode_prefill_tokens: int = setting(
-        64, "prompt tokens a step on a decode worker while others run there", unit="tokens", least=1
+        64, "prompt tokens per step on a decode worker while others run there", unit="tokens", least=1
     )
     recompute_max_tokens: int = setting(
         2048, "longest preempted sequence that a decode worker recomputes itself", unit="tokens", least=0
     )
-    prefix_cache: bool = setting(True, "share the blocks of equal prefixes")
+    prefix_cache: bool = setting(True, "share the blocks of common prefixes")
 
     def __post_init__(self) -> None:
         check_fields("engine", self)
@@ -187,10 +187,10 @@ class TransportConfig:
     kinds: tuple[str, ...] = setting(
         ("stream",), "transports offered, the preferred first", choices=("stream",)
     )
-    strict: bool = setting(False, "a pair whose first choice fails is down, instead of using the next")
+    strict: bool = setting(False, "a pair whose first choice fails is down instead of using the next one")
     prefer_unix: bool = setting(True, "use the Unix socket where both workers are on one host")
     pull_window_bytes: int = setting(
-        16 << 20, "asked for and not yet received, per link", unit="bytes", least=1 << 12
+        16 << 20, "bytes requested and not yet received, per link", unit="bytes", least=1 << 12
     )
     piece_bytes: int = setting(
         4 << 20, "largest run of bytes sent at once", unit="bytes", least=1 << 12, most=4 << 20
@@ -212,7 +212,7 @@ class ClusterConfig:
     """What all processes of a cluster share."""
 
     secret_file: str = setting(
-        "", "file with a secret of at least 32 bytes that every process proves to know"
+        "", "file with a secret of at least 32 bytes; every process must prove that it knows it"
     )
 
     def __post_init__(self) -> None:
@@ -223,8 +223,8 @@ class ClusterConfig:
 class LogConfig:
     """Logs, on standard error."""
 
-    level: str = setting("info", "lowest level written", choices=("debug", "info", "warning", "error"))
-    format: str = setting("console", "json = one object a line", choices=("json", "console"))
+    level: str = setting("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
+    format: str = setting("console", "json = one object per line", choices=("json", "console"))
 
     def __post_init__(self) -> None:
         check_fields("log", self)
@@ -234,7 +234,7 @@ class LogConfig:
 class MetricsConfig:
     """The HTTP server for /metrics, /healthz and /readyz."""
 
-    listen: str = setting("127.0.0.1:0", "its address; port 0 = a free one", verify=_address)
+    listen: str = setting("127.0.0.1:0", "address of its HTTP server; port 0 = a free one", verify=_address)
 
     def __post_init__(self) -> None:
         check_fields("metrics", self)
