@@ -19,8 +19,8 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow simulate check format lint proto bench-engine bench-codec lines clean distclean \
-	check-format check-lint check-types check-imports check-proto check-tests
+.PHONY: help demo test test-slow test-vocabularies simulate check format lint proto bench-engine bench-codec lines \
+	clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ test: $(VENV)/.installed-dev ## all tests but the slow ones (15 minutes at most 
 
 test-slow: $(VENV)/.installed-dev ## the full matrices
 	@$(PYTEST) -m slow $(TEST_ARGS)
+
+test-vocabularies: $(VENV)/.installed-dev ## tokenizers of GGUF files against llama.cpp's vocabularies (75 MB, by pip)
+	@$(PY) -m tests.vocabularies
 
 check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## format, lint, types, import rules, generated code, unit tests
 	+@$(MAKE) --no-print-directory --keep-going -j2 --output-sync=target \

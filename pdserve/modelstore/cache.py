@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # Part of each folder's name: a later version of the import writes beside what an earlier one left.
-IMPORT_VERSION = 1
+IMPORT_VERSION = 2
 _CHUNK_BYTES = 1 << 20
 
 

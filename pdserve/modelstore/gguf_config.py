@@ -8,10 +8,10 @@ from typing import Any
 from pdserve.errors import Incompatible
 from pdserve.modelstore.gguf_file import GgufFile
 from pdserve.modelstore.gguf_rope import rope_scaling, shortest
+from pdserve.modelstore.gguf_types import CONTROL
 
 # Tokens that end a turn in common chat templates; one that the file's own template uses ends generation too.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
-_CONTROL = 3
 # Gemma 3 scales queries by its head size, but for the 27B model, which only its number of layers tells apart.
 _GEMMA3_27B_LAYERS = 62
 _GEMMA3_LOCAL_THETA = 10_000.0
@@ -46,7 +46,7 @@ def generation_config(file: GgufFile) -> dict[str, Any]:
     for turn_end in _TURN_ENDS:
         if turn_end in template and turn_end in tokens:
             token_id = tokens.index(turn_end)
-            if token_id < len(types) and types[token_id] == _CONTROL:
+            if token_id < len(types) and types[token_id] == CONTROL:
                 ends[token_id] = None
     config: dict[str, Any] = {"eos_token_id": list(ends)}
     for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):

@@ -1,13 +1,10 @@
 """SentencePiece tokenizers (`llama`) of GGUF files: BPE over characters, spaces spelled ▁, bytes where nothing fits.
 
 Files give each token a score and mostly no merges: the merges are all ways to put a token together from two others,
-the best token first. Three kinds differ in what happens to spaces:
-
-    llama   one ▁ before the text (not after a special token), unless the file says no; taken off when decoding
-    phi3    one ▁ before every stretch of text between special tokens, even if it begins with a space
-    gemma   none; runs of spaces are tokens, and the best token is the one that comes first in the file
-
-Which kind a file is, only its architecture tells. Equal to what transformers makes of the same file.
+the best token first. Unless the file says no, one ▁ stands before every stretch of text between special tokens, even if
+that begins with a space, and one is taken off when decoding. Gemma's files, which only their architecture tells, write
+runs of spaces as they are, and there the best token is the one that comes first. Equal to what llama.cpp makes of the
+same file.
 """
 
 from __future__ import annotations
@@ -26,21 +23,13 @@ def sentencepiece(file: GgufFile) -> Tokenizer:
 
     Raises Incompatible for a vocabulary without scores and merges, or whose merges don't fit.
     """
-    architecture = file.architecture()
-    if architecture.startswith("gemma"):
+    if file.architecture().startswith("gemma"):
         return _gemma(file)
     tokens = file.tokens()
     tokenizer = Tokenizer(_bpe(file, tokens, _scores(file, tokens)))
-    if architecture == "phi3":
-        tokenizer.normalizer = normalizers.Sequence(
-            [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
-        )
-        tokenizer.decoder = _decoder(strips=True)
-        return tokenizer
     prepends = file.typed("tokenizer.ggml.add_space_prefix", bool, True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement=SPACE, prepend_scheme="first" if prepends else "never", split=False
-    )
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prepends else spaces
     tokenizer.decoder = _decoder(strips=prepends)
     return tokenizer
 

@@ -9,14 +9,12 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from pdserve.detokenizer import byte_spelling
 from pdserve.errors import Incompatible
-from pdserve.modelstore.gguf_byte_level import byte_level
+from pdserve.modelstore.gguf_byte_level import byte_level, words_of
 from pdserve.modelstore.gguf_file import GgufFile
 from pdserve.modelstore.gguf_sentencepiece import sentencepiece
+from pdserve.modelstore.gguf_types import CONTROL, USER_DEFINED
 
-_CONTROL, _USER_DEFINED = 3, 4
 _MAKERS = {"gpt2": byte_level, "llama": sentencepiece}
-# Files written before `add_bos_token` existed mean "yes" for these, and for all SentencePiece tokenizers.
-_BOS_UNLESS_SAID = ("llama-bpe",)
 _NAMED = (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))
 _TEMPLATE_KEY = re.compile(r"tokenizer\.chat_template\.([A-Za-z0-9_-]{1,64})")
 
@@ -62,10 +60,8 @@ def named_templates(file: GgufFile) -> dict[str, str]:
 
 
 def _adds_bos_unsaid(file: GgufFile) -> bool:
-    return (
-        file.metadata.get("tokenizer.ggml.model") == "llama"
-        or file.metadata.get("tokenizer.ggml.pre") in _BOS_UNLESS_SAID
-    )
+    """What files mean that were written before `add_bos_token` existed."""
+    return file.metadata.get("tokenizer.ggml.model") == "llama" or words_of(file).adds_begin
 
 
 def _add_marked_tokens(tokenizer: Tokenizer, file: GgufFile, *, is_byte_level: bool) -> None:
@@ -81,11 +77,11 @@ def _add_marked_tokens(tokenizer: Tokenizer, file: GgufFile, *, is_byte_level: b
     control = [
         token
         for token, kind in marked
-        if kind == _CONTROL and token and (not is_byte_level or alphabet.issuperset(token))
+        if kind == CONTROL and token and (not is_byte_level or alphabet.issuperset(token))
     ]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
     own = [
-        token for token, kind in marked if kind == _USER_DEFINED and tokenizer.token_to_id(token) is not None
+        token for token, kind in marked if kind == USER_DEFINED and tokenizer.token_to_id(token) is not None
     ]
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
 

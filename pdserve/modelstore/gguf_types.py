@@ -1,8 +1,10 @@
-"""How GGUF files store numbers: the types by their ids, and what the engine can decode."""
+"""Types of stored tensors by their ids, and what the engine can decode; types of tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+CONTROL, USER_DEFINED = 3, 4  # of tokens. Source: `llama_token_type`
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,15 @@ def reference(smollm2: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def reference_tokenizer(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """transformers' tokenizer of the same GGUF file."""
+    """transformers' tokenizer of the same GGUF file, with the words of the model's own tokenizer.json."""
+    from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
     alone = tmp_path_factory.mktemp("gguf")  # apart from our tokenizer.json
     os.symlink(smollm2 / "weights.gguf", alone / "model.gguf")
-    return AutoTokenizer.from_pretrained(str(alone), gguf_file="model.gguf")
+    tokenizer = AutoTokenizer.from_pretrained(str(alone), gguf_file="model.gguf")
+    # Its import of GGUF files doesn't know that SmolLM2's digits are words of their own.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return tokenizer

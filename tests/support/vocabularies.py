@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import gguf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -39,6 +40,25 @@ class Vocabulary:
     add_bos: bool | None = None
     add_space_prefix: bool | None = None
     template: str | None = None
+
+    def metadata(self) -> dict[str, Any]:
+        """What stands under `tokenizer.ggml.` in a file."""
+        facts = {
+            "model": self.model,
+            "pre": self.pre,
+            "tokens": list(self.tokens),
+            "token_type": list(self.types),
+            "scores": None if self.scores is None else list(self.scores),
+            "merges": None if self.merges is None else list(self.merges),
+            "add_bos_token": self.add_bos,
+            "add_space_prefix": self.add_space_prefix,
+            **{f"{key}_token_id": token_id for key, token_id in self.named.items()},
+        }
+        return {key: value for key, value in facts.items() if value is not None}
+
+    def with_tokens(self, tokens: Sequence[str], kind: int) -> Vocabulary:
+        """The same with tokens at its end that nothing else knows."""
+        return replace(self, tokens=[*self.tokens, *tokens], types=[*self.types, *[kind] * len(tokens)])
 
     def write(self, writer: gguf.GGUFWriter) -> None:
         """Put it into a file's metadata."""
