@@ -151,6 +151,10 @@ class SimCluster:
         """The clocks of a process: the simulation's, or skewed ones."""
         return drawn_clock(self.clock, self.random_for(f"{process}/clock")) if self._skewed else self.clock
 
+    def processes(self, worker_id: str) -> list[SimWorker]:
+        """All that were ever made under an id, those too whose place another has taken."""
+        return [worker for worker in self._made if worker.id == worker_id]
+
     def next_serial(self) -> int:
         """1, 2, 3, …: what is started gets draws of its own."""
         self._num_serials += 1
