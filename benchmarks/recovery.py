@@ -4,7 +4,7 @@
 
 The fake engine on two prefill and two decode workers: real processes, default time-outs, one request at a time.
 first token: how long the client waits for it. longest gap: between two tokens of its stream. back: killed → the
-supervisor has written the ready file anew, mostly the start of a Python process. With a real model a new attempt takes
+supervisor has rewritten the ready file, mostly the start of a Python process. With a real model a new attempt takes
 the prefill of prompt and tokens so far besides, and a restart the model's loading.
 """
 

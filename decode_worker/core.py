@@ -1,7 +1,7 @@
 """The decode worker's engine owner: grants, waiting list, intake of handed-off KV, continuous batching, tokens.
 
     StartDecode ─► waiting ─► granted ─► pulled ─► HandedOff ─► runs ─► Finished
-                      │          └── ended by whom ever ─► Retired ─► blocks free
+                      │          └── ended by anyone    ─► Retired ─► blocks free
                       └── without a source: prefilled here ─► runs
 
 The role `both` is this core over an engine without a bound on prefill tokens in a step. A synchronous class: a driver
@@ -117,7 +117,7 @@ class DecodeCore:
     def start_attempt(self, start: StartPrefill | StartDecode, received: FromSession) -> None:
         session_id = received.session_id
         if isinstance(start, StartPrefill):
-            role = InvalidRequest("this worker prefills for no other worker")
+            role = InvalidRequest("this worker doesn't prefill for other workers")
             self._desk.refuse(session_id, start.handle, role)
             return
         error = self._why_not(start)
@@ -300,7 +300,7 @@ class DecodeCore:
     def _refuse_waiting(self) -> None:
         for attempt in self._queue.waiting():
             self._drop(attempt)
-            error = Draining("the worker takes no new work")
+            error = Draining("the worker accepts no new work")
             self._desk.refuse(attempt.session_id, attempt.handle, error)
 
     # --- what is said

@@ -174,7 +174,7 @@ class Grants:
     def _take(self, lease_id: int) -> Grant:
         grant = self._grants.pop(lease_id, None)
         if grant is None:
-            raise InvariantViolated("a lease that was never given, or is over", lease=lease_id)
+            raise InvariantViolated("a lease that was never granted, or is over", lease=lease_id)
         return grant
 
     def _hits(self, attempt: DecodeAttempt) -> list[int]:

@@ -31,7 +31,7 @@ Where things are:
     lease.py            the state of one lease; lease_table.py: the live ones and the ended ids; cut.py: pieces
     stuck.py            the one log line of a lease that doesn't move
     frames.py           all frames, and what their fields may hold
-    framing.py          header, msgpack body, check sum
+    framing.py          header, msgpack body, checksum
     messages.py         what engine, loop and transfer owner say to each other
     metrics.py          what is counted
     transports/         port.py: Channel and Network; stream*.py, unix_listener.py, selector_waiter.py: sockets

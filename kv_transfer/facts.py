@@ -18,7 +18,7 @@ class LinkFacts:
     """One worker's side of the comparison, said in HELLO.
 
     layout_json  named dims and strides (KvLayout.wire_json), without the pool's size
-    checksums    kinds of check sums that this side's memory can compute, the best first; None: a peer of minor 0, which
+    checksums    kinds of checksums that this side's memory can compute, the best first; None: a peer of minor 0, which
                  knows `checksum` alone, and insists on it
     state_kinds  what a hand-off carries
     numerics     workers of equal text give equal bits; a difference is logged, and only where `deterministic`

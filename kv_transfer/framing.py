@@ -38,7 +38,7 @@ _FIELD = re.compile(r"`\$\.(\w+)|field `(\w+)`")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A checked header. summed: its bytes under the check sum."""
+    """A checked header. summed: its bytes under the checksum."""
 
     kind: Kind
     generation: int

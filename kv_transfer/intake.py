@@ -1,7 +1,7 @@
 """How a decode worker gets the bytes of offered blocks: by PULL and DATA, or by reading P's pool itself.
 
 Sizes and destinations come from D's own grant and layout, never from the wire: a piece is known by the tag that D
-gave its asking, and each tag is good for one arrival. A piece counts when its check sum is right; it is fetched once
+gave its asking, and each tag is good for one arrival. A piece counts when its checksum is right; it is fetched once
 more if it was wrong.
 """
 
@@ -211,7 +211,7 @@ class Intake:
         count(self._metrics.corrupt, self._port.peer.id)
         log.warning("piece.corrupt", peer=self._port.peer.id, lease_id=lease.lease_id, piece=piece)
         if piece in lease.retried:
-            return KvCorrupt("a piece with a wrong check sum, twice", lease_id=lease.lease_id, piece=piece)
+            return KvCorrupt("a piece with a wrong checksum, twice", lease_id=lease.lease_id, piece=piece)
         lease.retried.add(piece)
         lease.pieces[piece] = UNASKED
         lease.num_asked -= 1

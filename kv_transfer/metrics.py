@@ -10,7 +10,7 @@ class TransferMetrics:
     """Written by the transfer owner only; another thread may read any one value at any time.
 
     received_s     seconds between the first pull and the last byte, summed over handed-off leases
-    stale, corrupt frames of a dead lease or generation, and pieces with a wrong check sum, by the sender's worker id
+    stale, corrupt frames of a dead lease or generation, and pieces with a wrong checksum, by the sender's worker id
     malformed      links ended because of a frame that can't be, by peer
     """
 

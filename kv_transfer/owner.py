@@ -272,8 +272,8 @@ class TransferOwner:
     # --- the links' keeper
 
     def admit(self, link: Link) -> None:
-        """D: of two links of one pair the later (P epoch, role generation, generation) stays: P counts its links anew
-        in each role. Raises Stale or Overloaded."""
+        """D: of two links of one pair the later (P epoch, role generation, generation) stays: in each role P counts its
+        links from 1. Raises Stale or Overloaded."""
         older = self._to_prefill.get(link.peer.id)
         if older is None:
             if len(self._to_prefill) >= self._max_links:

@@ -102,7 +102,7 @@ class ChatTemplate:
                     raise OverLimit("text", MAX_TEXT_CHARS)
         except OverLimit as error:
             raise InvalidRequest(
-                f"the chat template was cut: too much {error.what}", limit=error.limit
+                f"the chat template exceeded a limit: too much {error.what}", limit=error.limit
             ) from error
         except jinja2.exceptions.SecurityError as error:
             raise InvalidRequest(
@@ -319,7 +319,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
         return {str(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, depth + 1) for item in value]
-    raise InvalidRequest("chat messages and tools hold JSON values only", got=type(value).__name__)
+    raise InvalidRequest("chat messages and tools may hold only JSON values", got=type(value).__name__)
 
 
 def _to_json(

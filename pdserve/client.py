@@ -165,7 +165,7 @@ class AsyncClient:
         return CLUSTER_STATUS.read(await self._unary("GetStatus", pb.GetStatusRequest(explain=explain)))
 
     async def set_role(self, worker_id: str, role: Role, *, force: bool = False) -> None:
-        """Let a worker drain and join anew in another role; returns when it has been told.
+        """Make a worker drain and rejoin in another role; returns when it has been told.
 
         force  also if no other worker has the role that it leaves
         Raises UnknownWorker; InvalidRequest if it has that role, or is the last of its own.

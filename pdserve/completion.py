@@ -66,7 +66,7 @@ class Generation:
     def check_whole(self) -> None:
         """The stream ended with OK. Raises InvariantViolated unless every choice has ended."""
         if not self.finished:
-            raise InvariantViolated("a stream ended with OK and without its last message")
+            raise InvariantViolated("a stream ended with OK but without its last message")
 
     def next_request(self) -> GenerateRequest:
         """What to send to the next router: the request, with what is held of it."""
@@ -166,7 +166,7 @@ async def collect(events: AsyncIterator[Event]) -> Completion:
             case Finished():
                 ended[event.choice] = event
     if started is None or not ended:
-        raise InvariantViolated("a stream ended with OK and without its last message")
+        raise InvariantViolated("a stream ended with OK but without its last message")
     choices = [
         CompletedChoice(
             "".join(texts.get(n, ())), tuple(ids.get(n, ())), ended[n], tuple(logprobs.get(n, ()))

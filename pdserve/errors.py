@@ -174,7 +174,7 @@ class StepFailed(PdserveError):
 
 
 class KvCorrupt(PdserveError):
-    """KV bytes arrived with a wrong check sum, twice."""
+    """KV bytes arrived with a wrong checksum, twice."""
 
     code = Code.DATA_LOSS
     replayable = True

@@ -42,7 +42,7 @@ class KvMemory(Protocol):
 
     @property
     def checksums(self) -> tuple[str, ...]:
-        """Kinds of check sums that can be computed where the bytes lie, the best first; () = none."""
+        """Kinds of checksums that can be computed where the bytes lie, the best first; () = none."""
         ...
 
     def view(self, span: ByteSpan) -> memoryview:
@@ -50,7 +50,7 @@ class KvMemory(Protocol):
         ...
 
     def checksum(self, kind: str, span: ByteSpan) -> int:
-        """Check sum of one of `checksums`, in [0, 2**64)."""
+        """Checksum of one of `checksums`, in [0, 2**64)."""
         ...
 
 
@@ -76,5 +76,5 @@ class HostMemory:
 
     def checksum(self, kind: str, span: ByteSpan) -> int:
         if kind != XXH3_64:
-            raise InvariantViolated("a check sum that this memory doesn't offer", kind=kind)
+            raise InvariantViolated("a checksum that this memory doesn't offer", kind=kind)
         return xxh3_64_intdigest(self.view(span))

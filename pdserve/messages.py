@@ -173,7 +173,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class SetRole:
-    """Drain, then join anew in this role."""
+    """Drain, then rejoin in this role."""
 
     role: Role
 

@@ -196,7 +196,7 @@ class GenerateRequest:
             raise InvalidRequest("best_of above n needs a temperature above 0", limit=self.n, value=best_of)
         if self.resume is not None and self.resume.holds_tokens:
             raise InvalidRequest(
-                "best_of above n delivers nothing before its end: send it again with the seed, not to resume",
+                "best_of above n can't be resumed: send the request again with the seed",
                 limit=self.n,
                 value=best_of,
             )
@@ -204,9 +204,11 @@ class GenerateRequest:
     def _check_resume(self, resume: Resume, limits: Limits) -> None:
         # Routers never draw 0, so 0 without the same seed beside it can only mean that it was left out.
         if resume.seed == 0 and self.seed is None:
-            raise InvalidRequest("resume needs the seed that `started` told")
+            raise InvalidRequest("resume needs the seed from `started`")
         if self.seed not in (None, resume.seed):
-            raise InvalidRequest("resume has another seed than sampling", limit=self.seed, value=resume.seed)
+            raise InvalidRequest(
+                "resume's seed is not the one in sampling", limit=self.seed, value=resume.seed
+            )
         if not 0 <= resume.seed <= UINT64:
             raise InvalidRequest("resume.seed out of range", limit="0 to 2^64 - 1", value=resume.seed)
         _check_num_held(len(resume.choices), self.n)

@@ -78,7 +78,7 @@ class SamplingParams:
                 raise InvalidRequest(f"bad_words[{place}] must not be blank", value=repr(word))
         if self.allowed_token_ids and not set(self.allowed_token_ids) - set(self.banned_token_ids):
             raise InvalidRequest(
-                "banned_token_ids leave none of allowed_token_ids", value=len(self.allowed_token_ids)
+                "banned_token_ids rule out all of allowed_token_ids", value=len(self.allowed_token_ids)
             )
         if self.structure is not None:
             self.structure.check()

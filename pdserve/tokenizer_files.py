@@ -95,7 +95,7 @@ def _ends_in(files: Mapping[str, bytes], name: str) -> tuple[int, ...]:
         ids = content["text_config"].get("eos_token_id")
     found = () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
     if not all(type(token_id) is int and token_id >= 0 for token_id in found):
-        raise Incompatible("this is no token id, or a list of them", file=name, key="eos_token_id", value=ids)
+        raise Incompatible("not a token id, nor a list of them", file=name, key="eos_token_id", value=ids)
     return found
 
 
@@ -159,7 +159,7 @@ def _add_listed(backend: Backend, listed: Any) -> None:
 
 
 def _listed(listed: Any) -> list[tuple[int, Mapping[str, Any]]]:
-    """By id. Raises Incompatible for an entry that is none."""
+    """By id. Raises Incompatible for an entry that is not a token."""
     if not isinstance(listed, Mapping):
         return []
     found = []

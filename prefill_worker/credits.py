@@ -1,7 +1,7 @@
 """Credits: how many prompt tokens each router may send before a prefill of its own has begun.
 
 A session has a share of the queue. What it sent and what hasn't begun is `used`; its balance is the rest. Shares are
-divided anew by need, so an idle router's share goes to those that have prompts waiting.
+redivided by need, so an idle router's share goes to those that have prompts waiting.
 """
 
 from __future__ import annotations

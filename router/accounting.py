@@ -49,7 +49,7 @@ class Accounting:
             assigned.answered = True
 
     def withdraw(self, handle: int) -> None:
-        """Its prompt won't be computed to its end here: what the last report says of it counts no more."""
+        """Its prompt won't be finished here: what the last report says about it is ignored."""
         if handle in self._reported:
             self._withdrawn.append(self._reported.pop(handle))
 

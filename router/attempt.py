@@ -259,7 +259,7 @@ class Attempt:
     def _lose_prefill(self, error: PdserveError) -> None:
         """P is out. Once StartPrefill was written, D alone knows whether the hand-off happened."""
         if self._scores.missing:
-            self._fail(error)  # D doesn't know them: nothing is lost by beginning anew
+            self._fail(error)  # D doesn't know them: nothing is lost by starting over
             return
         if self.started:
             return

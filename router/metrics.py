@@ -100,7 +100,7 @@ class RouterMetrics:
         )
         self.corrupt = Counter(
             "pdserve_kv_corrupt",
-            "Attempts ended by a wrong check sum.",
+            "Attempts ended by a wrong checksum.",
             ["prefill_worker"],
             registry=registry,
         )

@@ -20,7 +20,7 @@ class Need:
     avoid       (prefill id or "", decode id) -> how often this request failed there
     prefer      such a pair that is taken if it is possible at all (later choices of one request)
     kept_on     a prefill worker that may still hold the blocks of an earlier attempt, and how many tokens of them
-    takes_hits  False: all of it is computed anew (prompt logprobs)
+    takes_hits  False: all of it is computed, cached or not (prompt logprobs)
     """
 
     identity: ModelIdentity

@@ -22,7 +22,7 @@ class Operators:
         self._fleet = fleet
 
     def set_role(self, worker_id: str, role: Role, *, force: bool = False) -> None:
-        """Drain, then join anew in another role. Raises UnknownWorker, or InvalidRequest which says why not."""
+        """Drain, then rejoin in another role. Raises UnknownWorker, or InvalidRequest with the reason."""
         member = self._find(worker_id)
         if member.hello.role is role:
             raise InvalidRequest("the worker has this role already", worker=worker_id, role=role.value)

@@ -21,7 +21,7 @@ class Pace:
         self._last_s = now_s if others_wait else None
 
     def emptied(self) -> None:
-        """Nothing waits any more, whyever."""
+        """Nothing waits any longer, for whatever reason."""
         self._last_s = None
 
     def wait_s(self, num_ahead: int, now_s: float) -> float:

@@ -58,7 +58,7 @@ class PhaseClock:
             self._arm()
 
     def progress(self, phase: AttemptPhase) -> None:
-        """There was progress, if this is the phase: its time begins anew."""
+        """There was progress, if this is the phase: its time starts over."""
         if phase is self.phase:
             self.since_s = self._clock.now_s()
             self._arm()
@@ -91,7 +91,7 @@ class PhaseClock:
         """How much longer the decode worker may leave StartDecode without an answer.
 
         While it says nothing at all, not even that it lives, silence about one attempt means nothing: its session ends,
-        or it comes back, and then has its time anew. In all it has no longer than a silent session would live.
+        or it comes back, and then its time starts over. In total it has no longer than a silent session would live.
         """
         now_s = self._clock.now_s()
         awake_since_s = self._decode.liveness.awake_since_s(now_s)

@@ -1,4 +1,4 @@
-"""One time-out that starts anew with progress, cheap enough to restart at every token."""
+"""One time-out that starts over with progress, cheap enough to restart at every token."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class Scoring:
         return cost_s
 
     def _is_known(self, member: Member) -> bool:
-        """A rate that was told long ago by a worker that has had nothing to do since counts no more: if it is wrong,
+        """A rate reported long ago by a worker that has been idle since is ignored: if it is wrong,
         and requests are refused by it, nothing will ever put it right."""
         accounting = member.accounting
         load = accounting.load

@@ -76,7 +76,7 @@ class Structures:
         await asyncio.shield(model.vocabulary)
 
     async def compile(self, structure: Structure, tokenizer: Tokenizer) -> Compiled:
-        """From the cache, or anew. Raises InvalidRequest: what is wrong with it and where, or the limit it passes."""
+        """From the cache, or compiled now. Raises InvalidRequest: what is wrong and where, or the limit exceeded."""
         model = self._of_model
         if model is None or model.tokenizer is not tokenizer:
             model = self._of_model = _OfModel(tokenizer)

@@ -126,7 +126,7 @@ class ModelText:
         return self._loading.locked()
 
     def forget(self, sender: str) -> None:
-        """That worker's session has ended: what it sent of its files counts no more."""
+        """That worker's session has ended: drop what it has sent of its files."""
         self._arriving.pop(sender, None)
 
     async def get(self, wait_s: float) -> Tokenizer:

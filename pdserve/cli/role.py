@@ -7,7 +7,7 @@ import argparse
 from pdserve.cli.target import add_worker, open_client
 
 DESCRIPTION = """\
-Lets a worker drain and join anew in another role; its weights stay loaded. Returns when the worker has been told:
+Makes a worker drain and rejoin in another role; its weights stay loaded. Returns when the worker has been told:
 `pdserve status` shows when it has joined again. Refused for the last worker of a role, unless forced.
 """
 
@@ -24,5 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     with open_client(arguments) as client:
         client.set_role(arguments.worker, Role(arguments.set), force=arguments.force)
-    print(f"{arguments.worker} drains, then joins anew as {arguments.set}")
+    print(f"{arguments.worker} drains, then rejoins as {arguments.set}")
     return 0

@@ -34,7 +34,7 @@ def load_config(folder: Path, supported: Mapping[str, Configures]) -> ModelConfi
     known = [name for name in architectures if name in supported]
     if not known:
         raise BadModel(
-            "no model of this architecture is built in",
+            "this architecture is not supported",
             architecture=", ".join(map(str, architectures)) or "(none given)",
             supported=", ".join(supported),
         )
@@ -93,7 +93,7 @@ class ConfigReader(Section):
         section = rope_section(self)
         for part in (self, section):
             if part.number("partial_rotary_factor", 1.0) != 1.0:
-                raise part.bad("models of this class turn whole heads", "partial_rotary_factor")
+                raise part.bad("models of this class rotate whole heads", "partial_rotary_factor")
         for key, value in section.raw.items():
             if isinstance(value, Mapping):
                 raise section.bad("models of this class have one rotary embedding", key)
@@ -125,7 +125,7 @@ class ConfigReader(Section):
         if named is None:
             return tuple(window if slides else 0 for slides in usual)
         if not isinstance(named, list) or len(named) != len(usual):
-            raise self.bad("config.json needs one entry a layer here", "layer_types", want=len(usual))
+            raise self.bad("config.json needs one entry per layer here", "layer_types", want=len(usual))
         for kind in named:
             if kind not in _LAYER_KINDS:
                 raise BadModel(
@@ -135,7 +135,7 @@ class ConfigReader(Section):
                     supported=", ".join(_LAYER_KINDS),
                 )
         if "sliding_attention" in named and not window:
-            raise self.bad("layers that slide need a window", "sliding_window")
+            raise self.bad("sliding layers need a window", "sliding_window")
         return tuple(window if kind == "sliding_attention" else 0 for kind in named)
 
     def _max_positions(self, rope: RopeConfig) -> int:

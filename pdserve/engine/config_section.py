@@ -45,7 +45,7 @@ class Section:
         """So many positive ones."""
         value = self.raw.get(key)
         if not isinstance(value, list) or len(value) != count:
-            raise self.bad("config.json needs a list of so many numbers here", key, want=count)
+            raise self.bad("config.json needs a list of this many numbers here", key, want=count)
         row = Section({str(index): each for index, each in enumerate(value)}, f"{self._prefix}{key}.")
         return tuple(row.number(str(index)) for index in range(count))
 

@@ -225,15 +225,19 @@ class Engine:
         outputs = self.runner.run(rows)
         if len(outputs) != len(planned):
             raise InvariantViolated(
-                "a runner gave another number of outputs", rows=len(planned), outputs=len(outputs)
+                "a runner returned the wrong number of outputs", rows=len(planned), outputs=len(outputs)
             )
         for plan, row, output in zip(planned, rows, outputs, strict=True):
             if output.error is not None:
                 continue
             if plan.samples and output.token_id is None:
-                raise InvariantViolated("a runner gave neither token nor error", handle=plan.seq.handle)
+                raise InvariantViolated(
+                    "a runner returned neither a token nor an error", handle=plan.seq.handle
+                )
             if row.score is not None and len(output.scores) != len(row.score.next_ids):
-                raise InvariantViolated("a runner gave another number of scores", handle=plan.seq.handle)
+                raise InvariantViolated(
+                    "a runner returned the wrong number of scores", handle=plan.seq.handle
+                )
         return outputs
 
     def _take_output(self, row: PlannedRow, output: RowOutput, events: list[EngineEvent]) -> None:

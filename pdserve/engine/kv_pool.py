@@ -72,7 +72,7 @@ class KvPool:
         return torch.stack((keys, keys + 1)).view(1, -1) + self._layer_runs
 
     def scratch(self, num_bytes: int) -> Tensor:
-        """Memory that is used anew by each layer and step, so that it stays in the cache: [num_bytes] uint8."""
+        """Memory that each layer and step uses again, so that it stays in the CPU's cache: [num_bytes] uint8."""
         if self._scratch.numel() < num_bytes:
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
         return self._scratch[:num_bytes]

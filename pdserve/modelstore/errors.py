@@ -6,6 +6,6 @@ from pdserve.errors import Code, PdserveError
 
 
 class FetchFailed(PdserveError):
-    """A model couldn't be fetched: network, package index, check sum or disk. The sentence says what to do."""
+    """A model couldn't be fetched: network, package index, checksum or disk. The sentence says what to do."""
 
     code = Code.UNAVAILABLE

@@ -31,7 +31,7 @@ def check_tensors(config: Mapping[str, Any], shapes: Mapping[str, Shape], where:
             raise Incompatible("the model lacks a tensor", tensor=name, file=where)
         if shapes[name] != shape:
             raise Incompatible(
-                "a tensor has another shape than the config says",
+                "a tensor's shape is not what the config says",
                 tensor=name,
                 file=where,
                 want=shape,

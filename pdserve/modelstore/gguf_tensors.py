@@ -149,7 +149,7 @@ def _parts(tensor: GgufTensor, names: _Names) -> Iterator[tuple[str, str | None,
     if match is not None and match[2] in names.experts:
         yield f"model.layers.{match[1]}.{names.experts[match[2]].format(match[3])}.weight", None, tensor
         return
-    raise Incompatible("GGUF tensor of unknown name", tensor=tensor.name)
+    raise Incompatible("GGUF tensor has an unknown name", tensor=tensor.name)
 
 
 def _experts(tensor: GgufTensor, name: str) -> Iterator[tuple[str, None, GgufTensor]]:

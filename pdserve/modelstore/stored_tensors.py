@@ -74,7 +74,9 @@ def _of_shard(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_MOST_HEADER_BYTES, file_bytes - 8):
-            raise Incompatible("not a safetensors file, or cut short", file=path.name, file_bytes=file_bytes)
+            raise Incompatible(
+                "not a safetensors file, or a truncated one", file=path.name, file_bytes=file_bytes
+            )
         content = file.read(length)
     try:
         header: dict[str, Any] = json.loads(content)
@@ -111,7 +113,7 @@ def _check(name: str, tensor: StoredTensor, offset: int, file_bytes: int) -> Non
     end = offset + tensor.num_bytes
     if not 0 <= offset <= end <= file_bytes:
         raise Incompatible(
-            "a weights file is cut short",
+            "a weights file is truncated",
             file=tensor.file,
             tensor=name,
             need_bytes=end,

@@ -9,7 +9,7 @@ from pdserve.worker.messages import CoreCounts, EngineBeat
 
 
 class WorkerGauges:
-    """One worker's numbers. Totals begin anew with each role; the counters go on."""
+    """One worker's numbers. Totals start over with each role; the counters go on."""
 
     def __init__(self, metrics: WorkerMetrics) -> None:
         self._metrics = metrics

@@ -281,14 +281,14 @@ class RoleRun:
             return
         self._draining = True
         log.info("worker.draining", role=self.role.value, limit_s=self._timeouts.drain_s)
-        self._gate.refuse_all(Draining("the worker takes no new work"))
+        self._gate.refuse_all(Draining("the worker accepts no new work"))
         self._to_engine(BeginDrain(self._timeouts.drain_s))
         # What the limit ends still waits for its leases; a link's silence ends those at the latest.
         limit_s = self._timeouts.drain_s + self._timeouts.lease_s + _AFTER_DRAIN_S
         self._drain_limit = asyncio.get_running_loop().call_later(limit_s, self._on_drain_limit)
 
     def set_role(self, role: Role) -> None:
-        """Drain, then join anew in this role, even if it is the present one: routers count on the new session."""
+        """Drain, then rejoin in this role, even if it is the present one: routers count on the new session."""
         if self._draining and self._next_role is None:
             log.info("role.unchanged", role=self.role.value, asked=role.value, reason="the worker is leaving")
             return

@@ -28,7 +28,7 @@ SHARE_EVERY_S = 0.5  # CPU times are counted in hundredths of a second
 class RaplZone:
     """One energy counter of powercap, unwrapped.
 
-    The counter begins anew at max_energy_range_uj; it must be read more often than that takes (minutes).
+    The counter wraps around at max_energy_range_uj; it must be read more often than that takes (minutes).
     """
 
     def __init__(self, folder: Path) -> None:

@@ -43,7 +43,7 @@ def set_up_logs(config: LogConfig, stream: TextIO | None = None, **always: objec
         processors=[*shared, *ending],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(out),
-        cache_logger_on_first_use=False,  # tests and child processes configure anew
+        cache_logger_on_first_use=False,  # tests and child processes configure it again
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(

@@ -22,7 +22,7 @@ class Total:
         self._seen: dict[tuple[str, ...], float] = {}
 
     def set(self, total: float, *labels: str) -> None:
-        """The total as of now; smaller than before means that its keeper began anew from 0."""
+        """The total as of now; smaller than before means that its keeper started over from 0."""
         seen = self._seen.get(labels, 0.0)
         counter = self._counter.labels(*labels) if labels else self._counter
         counter.inc(total - seen if total >= seen else total)
@@ -76,7 +76,7 @@ class WorkerMetrics:
         self.links_lost = Total(r, "pdserve_links_lost", "Links that broke or fell silent.")
         self.leases = Gauge("pdserve_leases", "Leases in hand.", registry=r)
         self.stale = Total(r, "pdserve_kv_stale", "Frames of a dead lease or generation, by peer.", ("peer",))
-        self.corrupt = Total(r, "pdserve_kv_corrupt", "Pieces with a wrong check sum, by sender.", ("peer",))
+        self.corrupt = Total(r, "pdserve_kv_corrupt", "Pieces with a wrong checksum, by sender.", ("peer",))
         self.malformed = Total(r, "pdserve_kv_malformed", "Links ended by an impossible frame.", ("peer",))
         self._energy: Total | None = None
         for state in _STATES:

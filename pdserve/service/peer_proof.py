@@ -112,7 +112,7 @@ class WorkerProof:
             proof, self._secret, "router", self._nonce, challenge, router_id, *self._who
         ):
             raise Unauthenticated(
-                "the router does not prove the cluster secret", router=router_id, address=address
+                "the router can't prove the cluster secret", router=router_id, address=address
             )
 
 

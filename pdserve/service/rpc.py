@@ -94,7 +94,7 @@ class Health:
         await self._servicer.set(service, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def drain(self) -> None:
-        """NOT_SERVING for all services and for good; what is set later counts no more."""
+        """NOT_SERVING for all services and for good; later changes are ignored."""
         await self._servicer.enter_graceful_shutdown()
 
 

@@ -63,7 +63,7 @@ class CacheReader:
         self._snapshot_due = True
 
     def snapshot(self) -> None:
-        """The reader missed a message: begin anew from the whole set."""
+        """The reader missed a message: start over from the whole set."""
         self._snapshot_due = True
         self._parts.clear()
         self._pending.clear()

@@ -142,7 +142,7 @@ class Desk(Generic[A]):
         if start.handle in self.attempts:
             self.ignore("attempt.repeated", handle=start.handle)
         elif self.is_draining:
-            self.refuse(received.session_id, start.handle, Draining("the worker takes no new work"))
+            self.refuse(received.session_id, start.handle, Draining("the worker accepts no new work"))
         elif received.matcher is None and start.key.params.structure is not None:
             error = InvariantViolated("a structure without its matcher", handle=start.handle)
             self.refuse(received.session_id, start.handle, error)

@@ -58,9 +58,11 @@ def read_addresses(path: Path) -> Sequence[str]:
             try:
                 addresses[join_address(*split_address(address))] = None
             except InvalidRequest as error:
-                raise WorkerLost("not HOST:PORT in the file of routers", file=path, line=number) from error
+                raise WorkerLost(
+                    "the file of routers has a line that is not HOST:PORT", file=path, line=number
+                ) from error
     if not addresses:
-        raise WorkerLost("the file of routers names none", file=path)
+        raise WorkerLost("the file of routers is empty", file=path)
     return tuple(addresses)
 
 

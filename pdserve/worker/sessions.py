@@ -82,7 +82,7 @@ class _Live:
 class RouterSessions:
     """All sessions of one worker. Loop only.
 
-    hello            made anew for each session, since a role change alters it
+    hello            built for each session, since a role change alters it
     tokenizer_files  the model's tokenizer files by name, for routers that ask
     cache_events     a reader of the prefix cache's changes for each session
     silence_s        a router that says nothing for so long is taken for lost
@@ -164,7 +164,7 @@ class RouterSessions:
                 live.session.close("the router is silent")
 
     def close(self, session_id: int, reason: str) -> None:
-        """End one session; it is dialled anew."""
+        """End one session; it is dialled again."""
         live = self._live.get(session_id)
         if live is not None:
             live.session.close(reason)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SimRouter:
-    """May be killed, drained and started anew under its id."""
+    """May be killed, drained and restarted under its id."""
 
     def __init__(self, cluster: SimCluster, router_id: str) -> None:
         self.id = router_id

@@ -28,7 +28,7 @@ class DeviceMemory:
 
     def checksum(self, kind: str, span: ByteSpan) -> int:
         if kind not in self.checksums:
-            raise InvariantViolated("a check sum that this memory doesn't offer", kind=kind)
+            raise InvariantViolated("a checksum that this memory doesn't offer", kind=kind)
         return xxh3_64_intdigest(self.bytes[span.start : span.end])
 
 

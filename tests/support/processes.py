@@ -103,7 +103,7 @@ class LocalCluster:
         return str(json.loads(self._ready_file.read_text())["router"])
 
     def processes(self) -> list[ProcessRow]:
-        """The ready file as it is now (the supervisor writes it anew after a restart)."""
+        """The ready file as it is now (the supervisor rewrites it after a restart)."""
         return [ProcessRow(**row) for row in json.loads(self._ready_file.read_text())["processes"]]
 
     def row(self, role: str, index: int = 0) -> ProcessRow:

@@ -28,7 +28,7 @@ def _configure(config: ConfigReader) -> ModelConfig:
     pattern = config.integer("sliding_window_pattern", _DEFAULT_PATTERN)
     window = config.window(_DEFAULT_WINDOW)
     if not window:
-        raise config.bad("layers that slide need a window", "sliding_window")
+        raise config.bad("sliding layers need a window", "sliding_window")
     slides = [(layer + 1) % pattern != 0 for layer in range(common.num_layers)]
     has_bias = config.flag("attention_bias")
     return replace(

@@ -24,7 +24,9 @@ def _configure(config: ConfigReader) -> ModelConfig:
     source = section if "partial_rotary_factor" in section.raw else config
     rotary_dim = int(config.head_dim * source.number("partial_rotary_factor", 1.0))
     if rotary_dim % 2 or not 0 < rotary_dim <= config.head_dim:
-        raise source.bad("a whole number of pairs must be turned", "partial_rotary_factor", turned=rotary_dim)
+        raise source.bad(
+            "a whole number of pairs must be rotated", "partial_rotary_factor", turned=rotary_dim
+        )
     base = config.number("rope_theta", DEFAULT_ROPE_BASE)
     common = config.common(read_rope(config, section, base, rotary_dim, _ROPE_KINDS), norm_eps=_NORM_EPS)
     return replace(

@@ -169,7 +169,7 @@ def test_a_restarted_prefill_takes_the_pair_over(make_world: MakeWorld) -> None:
 
 
 def test_a_prefill_that_has_changed_its_role_meanwhile_takes_the_pair_over(make_world: MakeWorld) -> None:
-    """It counts its links anew, and the decode worker has not noticed yet that the old ones are gone."""
+    """It counts its links from 1 again, and the decode worker has not noticed yet that the old ones are gone."""
     world = make_world()
     before, decode = world.node("p"), world.node("d")
     world.pair(before, decode)

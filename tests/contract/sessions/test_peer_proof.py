@@ -46,7 +46,7 @@ async def test_equal_secrets_meet(secret: bytes | None) -> None:
     [
         (SECRET, None, "prove the cluster secret: this router has cluster.secret_file set"),
         (SECRET, OTHER, "the cluster secret of this worker is another"),
-        (None, SECRET, "the router does not prove the cluster secret"),
+        (None, SECRET, "the router can't prove the cluster secret"),
     ],
     ids=["worker has none", "another", "router has none"],
 )

@@ -146,7 +146,7 @@ def test_an_operator_gives_a_worker_another_role_or_lets_it_go(
 ) -> None:
     assert main(["role", "--target", router.target, "--worker", "p0", "--set", "decode"], {}) == 0
     assert main(["drain", "--target", router.target, "--worker", "d1", "--force"], {}) == 0
-    assert capsys.readouterr().out == "p0 drains, then joins anew as decode\nd1 drains, then ends\n"
+    assert capsys.readouterr().out == "p0 drains, then rejoins as decode\nd1 drains, then ends\n"
     assert router.orders == [
         admin_pb2.SetRoleRequest(worker_id="p0", role=session_pb2.ROLE_DECODE),
         admin_pb2.DrainWorkerRequest(worker_id="d1", force=True),

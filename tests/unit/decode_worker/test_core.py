@@ -340,7 +340,7 @@ class TestEnds:
     def test_corrupt_kv_is_never_cached(self) -> None:
         bench = DecodeBench()
         bench.start(1, 40)
-        bench.retire(1, KvCorrupt("check sum"))
+        bench.retire(1, KvCorrupt("checksum"))
         assert failures(bench) == [(1, "KvCorrupt")]
         assert bench.engine.pool.counts().free == bench.num_blocks
 

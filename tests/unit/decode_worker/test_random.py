@@ -80,7 +80,7 @@ class Walk:
         if handle is None:
             return
         quarantine = self.random.random() < 0.3
-        error = self.random.choice([WorkerLost("link"), KvCorrupt("check sum")])
+        error = self.random.choice([WorkerLost("link"), KvCorrupt("checksum")])
         self.bench.retire(handle, error, quarantine=quarantine)
         if quarantine:
             self.quarantined.append(handle)

@@ -149,5 +149,5 @@ class GivesUp(ListMatcher):
 
     def mask(self) -> TokenMask:
         if self.text:
-            raise RowFailed("the structure became too complex on the way")
+            raise RowFailed("the structure became too complex during generation")
         return super().mask()

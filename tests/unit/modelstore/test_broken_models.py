@@ -88,9 +88,9 @@ def test_a_shard_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     folder = write_folder(tmp_path / "m", sharded=True)
     shard = folder / SHARDS[1]
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert f"cut short (file={SHARDS[1]}, tensor=model.layers.0." in inspected(folder, capsys)
+    assert f"truncated (file={SHARDS[1]}, tensor=model.layers.0." in inspected(folder, capsys)
     shard.write_bytes(b"\x10")
-    assert f"not a safetensors file, or cut short (file={SHARDS[1]}" in inspected(folder, capsys)
+    assert f"not a safetensors file, or a truncated one (file={SHARDS[1]}" in inspected(folder, capsys)
     shard.unlink()
     assert f"lacks a weights file (file={SHARDS[1]}" in inspected(folder, capsys)
 
@@ -104,7 +104,7 @@ def test_a_tensor_that_the_index_promises(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        ({"hidden_size": 32}, "shape than the config says (tensor=model.embed_tokens.weight"),
+        ({"hidden_size": 32}, "shape is not what the config says (tensor=model.embed_tokens.weight"),
         ({"intermediate_size": 25}, "tensor=model.layers.0.mlp.gate_proj.weight"),
         ({"num_hidden_layers": 2}, "lacks a tensor (tensor=model.layers.1.input_layernorm.weight"),
         ({"tie_word_embeddings": False}, "lacks a tensor (tensor=lm_head.weight"),
@@ -215,7 +215,7 @@ def test_a_cluster_of_it_is_refused_before_anything_starts(
     assert main(["up", "--model", str(folder)], {}) == 1
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
-    assert f"cut short (file={SHARDS[1]}" in said.err
+    assert f"truncated (file={SHARDS[1]}" in said.err
 
 
 def test_bytes_that_do_not_fit_a_shape(tmp_path: Path) -> None:

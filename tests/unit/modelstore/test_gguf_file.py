@@ -99,7 +99,7 @@ def test_types_are_ggmls_and_those_that_the_engine_decodes() -> None:
     [
         (b"", "not a GGUF file"),
         (head(magic=b"GGML"), "not a GGUF file"),
-        (head(order=">"), "another byte order"),
+        (head(order=">"), "wrong byte order"),
         (head(version=1), r"version is not supported \(got=1"),
         (head(version=9), r"version is not supported \(got=9"),
         (head(num_values=1), "not a whole GGUF file"),
@@ -119,13 +119,13 @@ def test_types_are_ggmls_and_those_that_the_engine_decodes() -> None:
             head(num_values=1, values=pack_string("general.alignment") + struct.pack("<II", 4, 0)),
             "alignment",
         ),
-        (head(num_tensors=1, tensors=tensor(kind=77)), "unsupported quantisation.*tensor=t, got=type 77"),
-        (head(num_tensors=1, tensors=tensor(kind=10)), "unsupported quantisation.*tensor=t, got=Q2_K"),
+        (head(num_tensors=1, tensors=tensor(kind=77)), "unsupported quantization.*tensor=t, got=type 77"),
+        (head(num_tensors=1, tensors=tensor(kind=10)), "unsupported quantization.*tensor=t, got=Q2_K"),
         (head(num_tensors=1, tensors=tensor(kind=8, shape=(33,))), "whole blocks.*tensor=t"),
         (head(num_tensors=1, tensors=tensor(shape=())), "whole blocks"),
         (head(num_tensors=1, tensors=tensor(shape=(1, 1, 1, 1, 1))), "too many dimensions"),
-        (head(num_tensors=1, tensors=tensor()), "cut short.*tensor=t"),
-        (head(num_tensors=1, tensors=tensor(offset=1 << 63)), "cut short"),
+        (head(num_tensors=1, tensors=tensor()), "truncated.*tensor=t"),
+        (head(num_tensors=1, tensors=tensor(offset=1 << 63)), "truncated"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, content: bytes, said: str) -> None:

@@ -145,7 +145,7 @@ async def test_corrupt_bytes_are_a_new_attempt_counted_with_the_peer_s_name() ->
     async with Cluster() as cluster:
         p, d = await cluster.pair()
         client, start, _ = await until_prefill(cluster, p, d, max_tokens=1)
-        d.fail(start, KvCorrupt("check sum"))
+        d.fail(start, KvCorrupt("checksum"))
         again = await d.expect(StartDecode)
         d.grant(again)
         p.first(await p.expect(StartPrefill), A, FinishReason.LENGTH)

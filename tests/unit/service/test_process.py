@@ -68,7 +68,7 @@ def test_totals_become_counters() -> None:
     total.set(5, "a")
     total.set(7, "a")
     total.set_all({"a": 7, "b": 2})
-    total.set(1, "a")  # its keeper began anew
+    total.set(1, "a")  # its keeper started over
     assert registry.get_sample_value("things_total", {"peer": "a"}) == 8
     assert registry.get_sample_value("things_total", {"peer": "b"}) == 2
 

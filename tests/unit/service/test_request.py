@@ -138,7 +138,7 @@ BAD: list[tuple[pb.GenerateRequest, str]] = [
         "allowed_token_ids has too many entries .*limit=16384, value=16385",
     ),
     (sampling(banned_token_ids=[1] * 16385), "banned_token_ids has too many entries"),
-    (sampling(allowed_token_ids=[1, 2], banned_token_ids=[2, 1]), "banned_token_ids leave none"),
+    (sampling(allowed_token_ids=[1, 2], banned_token_ids=[2, 1]), "banned_token_ids rule out all"),
     (sampling(bad_words=[" "]), r"bad_words\[0\] must not be blank"),
     (sampling(bad_words=["x" * 129]), r"bad_words\[0\]'s length .*value=129"),
     (sampling(bad_words=["x"] * 129), "bad_words has too many entries .*limit=128, value=129"),
@@ -151,7 +151,7 @@ BAD: list[tuple[pb.GenerateRequest, str]] = [
     (sampling(n=0), "n out of range"),
     (sampling(n=65), "n out of range .*limit=1 to 64, value=65"),
     (resume(0, [1]), "resume needs the seed"),
-    (resume(7, [1], sampling=pb.SamplingParams(seed=8)), "another seed"),
+    (resume(7, [1], sampling=pb.SamplingParams(seed=8)), "seed is not the one in sampling"),
     (resume(7, [1], [1]), "more choices than the request .*limit=1, value=2"),
     (
         resume(7, [1, 2], sampling=pb.SamplingParams(max_tokens=1)),

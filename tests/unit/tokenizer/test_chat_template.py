@@ -96,7 +96,7 @@ def test_what_cannot_be_continued() -> None:
 @pytest.mark.parametrize(
     ("messages", "named"),
     [([{"content": "x"}], "needs a role"), ([{"role": "", "content": "x"}], "needs a role"),
-     ([{"role": "user", "content": object()}], "JSON values only")],
+     ([{"role": "user", "content": object()}], "only JSON values")],
 )  # fmt: skip
 def test_bad_messages(messages: list[dict[str, Any]], named: str) -> None:
     assert named in refusal(CHATML, messages)

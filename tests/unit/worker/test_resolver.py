@@ -35,8 +35,8 @@ async def test_a_file_names_one_router_a_line_and_is_read_again_each_time(tmp_pa
     ("content", "reason"),
     [
         (None, "No such file"),
-        (b"", "names none"),
-        (b"# nobody yet\n\n", "names none"),
+        (b"", "is empty"),
+        (b"# nobody yet\n\n", "is empty"),
         (b"10.0.0.1:50051\n10.0.0.2\n", "line=2"),
         (b"10.0.0.1:50051,10.0.0.2:50051\n", "line=1"),
         (b"10.0.0.1:99999\n", "line=1"),

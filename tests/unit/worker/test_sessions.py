@@ -313,7 +313,7 @@ def test_a_silent_router_is_left_after_its_silence() -> None:
 
     world = World({"a:1": silent})
     world.run(6.0)
-    assert "opened 2 r1" in world.events, "it was left, and dialled anew"
+    assert "opened 2 r1" in world.events, "it was left, and dialled again"
 
 
 def test_no_welcome_is_no_session() -> None:

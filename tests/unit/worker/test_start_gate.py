@@ -141,7 +141,7 @@ def test_what_is_aborted_meanwhile_never_reaches_the_engine() -> None:
 def test_a_drain_refuses_what_waits() -> None:
     bench = Bench()
     bench.take(start_decode(1, CHOICES))
-    bench.gate.refuse_all(Draining("the worker takes no new work"))
+    bench.gate.refuse_all(Draining("the worker accepts no new work"))
     bench.background.work()
     assert not bench.forwarded
     ((_, answer),) = bench.answers
