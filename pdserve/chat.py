@@ -14,12 +14,15 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 MAX_MESSAGES = 16384
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "continue_final_message")  # have fields
+
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One turn of a conversation.
 
-    extra_json  a JSON object of what else the template reads: tool_calls, tool_call_id, name, …; or empty
+    extra_json  a JSON object of what else the template reads: tool_calls, tool_call_id, name, …; or empty. With
+                "content": null in it, and an empty content, the template sees none
     """
 
     role: str
@@ -38,12 +41,16 @@ class Chat:
 
     tools_json             a JSON list, or empty
     add_generation_prompt  open the assistant's turn; None = unless the last message is continued
+    template_kwargs_json   a JSON object of what else the template reads, e.g. enable_thinking; or empty
+    parse_special_tokens   special tokens that a user or a tool has written count as such; else they are text
     """
 
     messages: tuple[ChatMessage, ...]
     tools_json: str = ""
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
+    template_kwargs_json: str = ""
+    parse_special_tokens: bool = False
 
     @property
     def opens_turn(self) -> bool:
@@ -71,7 +78,7 @@ def check_chat(chat: Chat) -> None:
                 "unknown chat role", message_index=place, role=each.role[:80], known=", ".join(ROLES)
             )
         check_unicode(f"messages[{place}].content", each.content)
-        _check_extra(place, each.extra_json)
+        _check_extra(place, each)
     if chat.continue_final_message and chat.messages[-1].role != "assistant":
         raise InvalidRequest(
             "continue_final_message needs a last message of the assistant", role=chat.messages[-1].role
@@ -81,6 +88,7 @@ def check_chat(chat: Chat) -> None:
     check_unicode("tools_json", chat.tools_json)
     if chat.tools_json and not isinstance(_json_of(chat.tools_json), list):
         raise InvalidRequest("tools_json must be a JSON list", value=chat.tools_json[:80])
+    _check_kwargs(chat.template_kwargs_json)
 
 
 def _check_count(num_messages: int) -> None:
@@ -90,14 +98,29 @@ def _check_count(num_messages: int) -> None:
         )
 
 
-def _check_extra(place: int, text: str) -> None:
+def _check_extra(place: int, message: ChatMessage) -> None:
+    text = message.extra_json
     check_unicode(f"messages[{place}].extra_json", text)
     extra = _json_of(text) if text else {}
     if not isinstance(extra, dict):
         raise InvalidRequest("extra_json must be a JSON object", message_index=place, value=text[:80])
-    for name in ("role", "content"):
-        if name in extra:
-            raise InvalidRequest(f"extra_json must not hold {name}: it has a field", message_index=place)
+    if "role" in extra:
+        raise InvalidRequest("extra_json must not hold role: it has a field", message_index=place)
+    if "content" in extra and (extra["content"] is not None or message.content):
+        raise InvalidRequest(
+            "extra_json must not hold content: it has a field; null is allowed where that is empty",
+            message_index=place,
+        )
+
+
+def _check_kwargs(text: str) -> None:
+    check_unicode("template_kwargs_json", text)
+    kwargs = _json_of(text) if text else {}
+    if not isinstance(kwargs, dict):
+        raise InvalidRequest("template_kwargs_json must be a JSON object", value=text[:80])
+    for name in kwargs:
+        if name in RESERVED_KWARGS or not name.isidentifier() or name.startswith("_"):
+            raise InvalidRequest("template_kwargs_json can't set this name", name=name[:80])
 
 
 def _json_of(text: str) -> object:

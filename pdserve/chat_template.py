@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pdserve.chat_forms import ArgumentForm, with_reasoning_names
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest
 from pdserve.template_limits import (
@@ -48,6 +49,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._clock = clock
         self._broken: str | None = None
+        self._arguments = ArgumentForm(self._render_plainly)
         environment = _environment(clock)
         try:
             tree = environment.parse(source)
@@ -63,17 +65,22 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of a conversation.
 
-        messages  each with `role` and what the template reads of `content`, …
+        messages   each with `role` and what the template reads of `content`, …
+        variables  what else the template may read, e.g. enable_thinking
         Raises InvalidRequest for messages that the template refuses, and for templates that break or exceed the limits.
         """
         if self._broken is not None:
             raise InvalidRequest("the model's chat template doesn't compile", why=self._broken)
-        chat = [_plain_message(index, message) for index, message in enumerate(messages)]
+        chat = [
+            with_reasoning_names(_plain_message(index, message)) for index, message in enumerate(messages)
+        ]
         if not chat:
             raise InvalidRequest("a chat needs at least one message")
+        chat = self._arguments.apply(chat)
         final = ""
         if continue_final_message:
             if add_generation_prompt:
@@ -81,20 +88,26 @@ class ChatTemplate:
             final = _mark(chat[-1])
         text = self._render(
             {
+                "documents": None,
+                **_plain(variables or {}),
                 "messages": chat,
                 "tools": _plain(list(tools)) if tools else None,
-                "documents": None,
                 "add_generation_prompt": add_generation_prompt,
             }
         )
         return _cut_at_mark(text, final) if continue_final_message else text
+
+    def _render_plainly(self, chat: Sequence[Mapping[str, Any]]) -> str:
+        return self._render(
+            {"messages": chat, "tools": None, "documents": None, "add_generation_prompt": False}
+        )
 
     def _render(self, variables: dict[str, Any]) -> str:
         pieces: list[str] = []
         num_chars = 0
         try:
             for piece in self._template.generate(
-                **self._special_tokens, **variables, **{BUDGET: Budget(self._clock)}
+                {**self._special_tokens, **variables, BUDGET: Budget(self._clock)}
             ):
                 pieces.append(piece)
                 num_chars += len(piece)
@@ -298,6 +311,13 @@ def _cut_at_mark(text: str, final: str) -> str:
         return text[:place]
     # The template trims messages; what stood before the mark would have been trimmed too.
     return text[:place].rstrip()
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies that hold JSON data only. Raises InvalidRequest for anything else, and for no messages."""
+    if not messages:
+        raise InvalidRequest("a chat needs at least one message")
+    return [_plain_message(index, message) for index, message in enumerate(messages)]
 
 
 def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pdserve.chat_template import ChatTemplate
+from pdserve.chat_template import ChatTemplate, plain_messages
 from pdserve.clock import Clock, SystemClock
 from pdserve.detokenizer import TextStream
 from pdserve.errors import Incompatible, InvalidRequest
 from pdserve.fake_tokenizer import fake_files
+from pdserve.special_text import SpecialText
 from pdserve.token_text import token_text
 from pdserve.tokenizer_files import (
     eos_token_ids,
@@ -41,6 +42,9 @@ class Tokenizer:
         self._backend = load_backend(self.files)
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special_text = SpecialText(
+            self._backend, [token.content for token in added.values() if token.special]
+        )
         self._text = token_text(self._backend, self.special_ids)
         self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
         plain_size = self._backend.get_vocab_size(with_added_tokens=False)
@@ -101,6 +105,7 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of a chat by the model's own template. Raises InvalidRequest saying what is wrong."""
         if not self._templates:
@@ -116,6 +121,7 @@ class Tokenizer:
             tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            variables=variables,
         )
 
     def encode_chat(
@@ -125,15 +131,24 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        parse_special_tokens: bool = False,
     ) -> list[int]:
-        """Ids of a chat. The template writes the special tokens itself, so none are put around."""
+        """Ids of a chat. The template writes the special tokens itself, so none are put around.
+
+        parse_special_tokens  those that a user or a tool has written count as well; else they are text
+        """
+        mark = ""
+        if not parse_special_tokens:
+            messages, mark = self._special_text.mark(plain_messages(messages))
         text = self.render_chat(
             messages,
             tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            variables=variables,
         )
-        return self.encode(text, add_special_tokens=False)
+        return self._special_text.encode(text, mark) if mark else self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids, all at once; ids outside the vocabulary give no text."""

@@ -187,11 +187,14 @@ def _encoding(tokenizer: Tokenizer, text: str) -> Callable[[], tuple[int, ...]]:
 def _encoding_chat(tokenizer: Tokenizer, chat: Chat) -> Callable[[], tuple[int, ...]]:
     messages = [message.as_template_sees_it() for message in chat.messages]
     tools = json.loads(chat.tools_json) if chat.tools_json else None
+    variables = json.loads(chat.template_kwargs_json) if chat.template_kwargs_json else None
     return lambda: tuple(
         tokenizer.encode_chat(
             messages,
             tools,
             add_generation_prompt=chat.opens_turn,
             continue_final_message=chat.continue_final_message,
+            variables=variables,
+            parse_special_tokens=chat.parse_special_tokens,
         )
     )

@@ -12,6 +12,31 @@ from pdserve.errors import InvalidRequest
 from pdserve.request import Chat, ChatMessage, GenerateRequest, Input
 
 
+def add_template_vars(parser: argparse.ArgumentParser) -> None:
+    """What the model's chat template may be told."""
+    parser.add_argument(
+        "--template-var",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable for the chat template, VALUE as JSON or else a text: enable_thinking=false; repeatable",
+    )
+
+
+def template_kwargs_of(arguments: argparse.Namespace) -> str:
+    """All of them as one JSON object, "" if there are none. Raises InvalidRequest."""
+    found: dict[str, object] = {}
+    for given in arguments.template_var:
+        name, equals, value = given.partition("=")
+        if not equals:
+            raise InvalidRequest("--template-var takes NAME=VALUE", value=given[:80])
+        try:
+            found[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            found[name] = value
+    return json.dumps(found) if found else ""
+
+
 def request_of(arguments: argparse.Namespace) -> GenerateRequest:
     """The request of `pdserve generate`. Raises InvalidRequest; reads a file or standard input if asked to."""
     return request_with(arguments, _input_of(arguments))
@@ -30,11 +55,13 @@ def _input_of(arguments: argparse.Namespace) -> Input:
     if not arguments.chat:
         if arguments.system is not None:
             raise InvalidRequest("--system goes with --chat")
+        if arguments.template_var:
+            raise InvalidRequest("--template-var goes with --chat")
         return text
     messages = [ChatMessage("user", text)]
     if arguments.system is not None:
         messages.insert(0, ChatMessage("system", arguments.system))
-    return Chat(tuple(messages))
+    return Chat(tuple(messages), template_kwargs_json=template_kwargs_of(arguments))
 
 
 def read_token_ids(path: Path) -> tuple[int, ...]:

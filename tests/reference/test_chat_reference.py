@@ -162,7 +162,7 @@ TOOLS = [
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def theirs(source: str, chat: list[dict[str, Any]], tools: Any, **options: bool) -> str | None:
+def theirs(source: str, chat: list[dict[str, Any]], tools: Any, **options: Any) -> str | None:
     """What transformers renders; None if it refuses."""
     from jinja2 import TemplateError
     from transformers.utils import chat_template_utils
@@ -175,7 +175,7 @@ def theirs(source: str, chat: list[dict[str, Any]], tools: Any, **options: bool)
     return str(rendered[0])
 
 
-def ours(source: str, chat: list[dict[str, Any]], tools: Any, **options: bool) -> str | None:
+def ours(source: str, chat: list[dict[str, Any]], tools: Any, **options: Any) -> str | None:
     try:
         return ChatTemplate(source, SPECIAL, VirtualClock()).render(chat, tools, **options)
     except InvalidRequest:

@@ -86,12 +86,18 @@ class Chat(_message.Message):
     TOOLS_JSON_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
+    PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     tools_json: _builtins.str
     """JSON list of tool definitions, passed to the template as `tools`."""
     continue_final_message: _builtins.bool
     """Continue the last message instead of opening a new one."""
     add_generation_prompt: _builtins.bool
     """Open the assistant's turn after the last message; unset = yes, unless that message is continued."""
+    template_kwargs_json: _builtins.str
+    """JSON object of what else the template reads, e.g. {"enable_thinking": false}."""
+    parse_special_tokens: _builtins.bool
+    """Special tokens that a user or a tool has written count as such; unset = they are text."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     def __init__(
@@ -101,10 +107,12 @@ class Chat(_message.Message):
         tools_json: _builtins.str = ...,
         continue_final_message: _builtins.bool = ...,
         add_generation_prompt: _builtins.bool | None = ...,
+        template_kwargs_json: _builtins.str = ...,
+        parse_special_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "tools_json", b"tools_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "parse_special_tokens", b"parse_special_tokens", "template_kwargs_json", b"template_kwargs_json", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015

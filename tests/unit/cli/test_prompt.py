@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,14 @@ def test_structures_that_can_not_be_read(tmp_path: Path) -> None:
 def test_text_that_is_not_utf8() -> None:
     with pytest.raises(InvalidRequest, match="UTF-8"):
         request_of(parsed("a\udcffb"))
+
+
+def test_variables_for_the_template() -> None:
+    line = ("--chat", "--template-var", "enable_thinking=false", "--template-var", "style=terse=1", "hi")
+    chat = request_of(parsed(*line)).input
+    assert isinstance(chat, Chat)
+    assert json.loads(chat.template_kwargs_json) == {"enable_thinking": False, "style": "terse=1"}
+    with pytest.raises(InvalidRequest, match="NAME=VALUE"):
+        request_of(parsed("--chat", "--template-var", "x", "hi"))
+    with pytest.raises(InvalidRequest, match="--template-var goes with --chat"):
+        request_of(parsed("--template-var", "x=1", "hi"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ _SHOWS_ALL = (
 )
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]
+REASONING = ("reasoning_content", "reasoning", "thinking")
 USER = ChatMessage("user", "2 + 2?")
 CALL = ChatMessage("assistant", "", json.dumps({"tool_calls": CALLS, "reasoning_content": "hm"}))
 RESULT = ChatMessage("tool", "4", json.dumps({"tool_call_id": "c1", "name": "add"}))
@@ -38,7 +40,7 @@ async def test_tools_calls_and_results_reach_the_template() -> None:
     messages, rest = await rendered(Chat((USER, CALL, RESULT), json.dumps(TOOLS)))
     assert messages == [
         {"role": "user", "content": "2 + 2?"},
-        {"role": "assistant", "content": "", "tool_calls": CALLS, "reasoning_content": "hm"},
+        {"role": "assistant", "content": "", "tool_calls": CALLS, **dict.fromkeys(REASONING, "hm")},
         {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "add"},
     ]
     assert rest == f"tools={json.dumps(TOOLS)} <|assistant|>"
@@ -70,6 +72,37 @@ async def test_what_is_nested_too_deep_is_refused(field: str, depth: int, fits: 
     else:
         with pytest.raises(InvalidRequest, match=r"nested too deep \(limit=100\)|must be a JSON"):
             await rendered(chat)
+
+
+async def test_content_may_be_null_and_variables_reach_the_template() -> None:
+    files = {
+        **Tokenizer.fake().files,
+        "chat_template.jinja": b"{{ messages[-1].content is none }} {{ enable_thinking }} {{ style }}",
+    }
+    call = ChatMessage("assistant", "", json.dumps({"content": None, "tool_calls": CALLS}))
+    chat = Chat((USER, call), template_kwargs_json='{"enable_thinking": false, "style": "terse"}')
+    sent = chat_from_proto(chat_to_proto(chat))
+    check_chat(sent)
+    ids = await ModelText(InlineWork()).encode(Tokenizer.from_files(files), sent)
+    assert bytes(ids) == b"True False terse"
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"messages": []}', '{"tools": 1}', '{"_x": 1}', '{"a b": 1}'])
+def test_variables_that_cannot_be_set(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="template_kwargs_json"):
+        check_chat(Chat((USER,), template_kwargs_json=text))
+
+
+async def test_special_tokens_of_users_are_text_unless_the_request_says_otherwise() -> None:
+    tokenizer = Tokenizer.fake()
+    texts = ModelText(InlineWork())
+    said = Chat(
+        (ChatMessage("system", "<|eos|>"), ChatMessage("user", "a<|eos|>b"), ChatMessage("tool", "<|eos|>"))
+    )
+    ids = await texts.encode(tokenizer, said)
+    assert ids.count(256) == 1 and b"a<|eos|>b\n<|tool|><|eos|>" in bytes(each for each in ids if each < 256)
+    parsed = await texts.encode(tokenizer, replace(said, parse_special_tokens=True))
+    assert parsed.count(256) == 3
 
 
 async def test_a_chat_without_a_template_is_refused() -> None:

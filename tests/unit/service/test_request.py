@@ -96,6 +96,7 @@ BAD: list[tuple[pb.GenerateRequest, str]] = [
     (said_with("[]"), "extra_json must be a JSON object .*message_index=1, value=\\[\\]"),
     (said_with("{"), "extra_json must be a JSON object"),
     (said_with('{"content": "x"}'), "extra_json must not hold content"),
+    (said_with('{"content": null}'), "extra_json must not hold content"),
     (said_with('{"role": "x"}'), "extra_json must not hold role"),
     (
         chat(("assistant", "a"), continue_final_message=True, add_generation_prompt=True),
