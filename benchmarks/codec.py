@@ -77,7 +77,7 @@ def _session(
 def _link(name: str, frame: frames.Frame) -> str:
     octets = encode(frame, 1)
 
-    def read() -> frames.Frame:
+    def read() -> frames.Frame | None:
         return parse_body(parse_header(octets[:HEADER_BYTES]), octets[HEADER_BYTES:])
 
     assert read() == frame

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 
 from pdserve.errors import Incompatible
 from pdserve.kv_memory import XXH3_64
-
-WIRE_VERSION = (1, 0)
-"""(major, minor) of frames and rules on a link, apart from the package's version. Majors must be equal; the lower
-minor is spoken, so that a version speaks with the one before it. Fields may be added to a frame's map (unknown ones
-are ignored); a new kind of frame needs a new minor and is sent only to those who speak it."""
+from pdserve.wire_version import WIRE_VERSION, WireVersion, text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +30,7 @@ class LinkFacts:
     tp_size: int = 1
     checksum: str = XXH3_64
     checksums: tuple[str, ...] | None = None
-    wire: tuple[int, int] = WIRE_VERSION
+    wire: WireVersion = WIRE_VERSION
     role_generation: int = 0
 
 
@@ -48,10 +44,10 @@ _EQUAL = (
 )
 
 
-def agree(*, prefill: LinkFacts, decode: LinkFacts) -> tuple[int, int]:
+def agree(*, prefill: LinkFacts, decode: LinkFacts) -> WireVersion:
     """The wire version that both speak. Raises Incompatible at the first field that differs."""
     if prefill.wire[0] != decode.wire[0]:
-        raise misfit("wire", prefill=version_text(prefill.wire), decode=version_text(decode.wire))
+        raise misfit("wire", prefill=text(prefill.wire), decode=text(decode.wire))
     for name in _EQUAL:
         if getattr(prefill, name) != getattr(decode, name):
             raise misfit(name, prefill=getattr(prefill, name), decode=getattr(decode, name))
@@ -84,7 +80,3 @@ def breaks_determinism(one: LinkFacts, other: LinkFacts) -> bool:
 def misfit(field: str, *, prefill: object, decode: object) -> Incompatible:
     """The same words at both ends: which field, and each worker's value."""
     return Incompatible("workers of a pair don't fit", field=field, prefill=prefill, decode=decode)
-
-
-def version_text(wire: tuple[int, int]) -> str:
-    return f"{wire[0]}.{wire[1]}"

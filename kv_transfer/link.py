@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from kv_transfer.facts import breaks_determinism, version_text
+from kv_transfer.facts import breaks_determinism
 from kv_transfer.frames import Bye, Data, Frame, Hello, Ping, Pong, Proof, Stale
 from kv_transfer.framing import encode
 from kv_transfer.handshake import Handshake, Side
@@ -22,7 +22,7 @@ from kv_transfer.metrics import TransferMetrics, count
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.transports.port import Channel
-from pdserve import errors
+from pdserve import errors, wire_version
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, LinkLost, PdserveError, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
@@ -204,6 +204,9 @@ class Link:
         assert isinstance(self.side, Receiver)
         self.side.on_done(tag)
 
+    def on_unknown(self, what: str) -> None:
+        count(self._metrics.unknown, what)
+
     def on_frame(self, frame: Frame, generation: int) -> None:
         match frame:
             case Bye():
@@ -266,7 +269,7 @@ class Link:
             generation=self.generation,
             transport=self.transport,
             address=self._channel.peer,
-            wire=version_text(self._handshake.wire),
+            wire=wire_version.text(self._handshake.wire),
             checksum=self.checksum,
         )
         mine = self._handshake.facts

@@ -17,6 +17,7 @@ from typing import Annotated
 from pdserve.errors import Failure, InvalidRequest
 from pdserve.ids import WorkerRef
 from pdserve.sampling import FinishReason, SampleKey
+from pdserve.wire_version import WireVersion
 
 
 def _not_zero(name: str, value: int) -> None:
@@ -78,10 +79,11 @@ class BlockCounts:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The router's first message; `wants_tokenizer` asks for the model's tokenizer files."""
+    """The router's first message; `wants_tokenizer` asks for the model's tokenizer files; wire as in Hello."""
 
     router_id: str
     wants_tokenizer: bool = False
+    wire: WireVersion | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +210,10 @@ Down = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who joins: identity, role, addresses, and all that must fit between two workers of a pair."""
+    """Who joins: identity, role, addresses, and all that must fit between two workers of a pair.
+
+    wire  the version that the sender speaks; None = 1.0, which didn't say it
+    """
 
     worker: WorkerRef
     role: Role
@@ -230,6 +235,7 @@ class Hello:
     vocab_size: int
     host_id: str
     draining: bool = False
+    wire: WireVersion | None = None
     tp_rank: int = 0
     tp_size: int = 1
 

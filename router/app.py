@@ -31,6 +31,7 @@ from pdserve.service.config import Config
 from pdserve.session import Session
 from pdserve.status import ClusterStatus, ModelInfo, PlacementStatus
 from pdserve.tokenizer import Tokenizer
+from pdserve.wire_version import announced, spoken
 from router.admission import Admission
 from router.choice_run import Parts
 from router.conductor import Conductor
@@ -81,6 +82,7 @@ class RouterApp:
         self.fleet = Fleet(config.router, config.timeouts, clock, self.metrics)
         self.text = ModelText(work, tokenizer)
         self._config = config
+        self._wire = announced(config.cluster.wire_minor)
         self._clock = clock
         self._random = random
         self.operators = Operators(self.fleet)
@@ -182,6 +184,7 @@ class RouterApp:
             hello = await session.receive()
         if not isinstance(hello, Hello):
             raise InvalidRequest("the first message of a session must be Hello", got=type(hello).__name__)
+        spoken(self._wire, hello.wire)
         wants = self.text.wants(hello)
         member = self.fleet.join(session, hello, lambda: self._welcomed(session, hello, wants))
         self._start_ticking()
@@ -189,7 +192,7 @@ class RouterApp:
 
     def _welcomed(self, session: Session[Down, Up], hello: Hello, wants_tokenizer: bool) -> None:
         self.text.expect(hello.tokenizer_fingerprint)
-        session.send(Welcome(self.id, wants_tokenizer))
+        session.send(Welcome(self.id, wants_tokenizer, self._wire))
 
     async def attach_cache_events(self, events: CacheEvents) -> None:
         """Read one worker's block events until their stream has ended. Raises nothing but CancelledError."""

@@ -30,6 +30,7 @@ from pdserve.messages import (
 from pdserve.request import Limits
 from pdserve.service.config import RouterConfig, TimeoutsConfig
 from pdserve.session import Session
+from pdserve.wire_version import FIRST, text
 from router.cache_sources import CacheSources
 from router.identity import ModelIdentity, check_hello
 from router.liveness import Liveness
@@ -120,6 +121,7 @@ class Fleet:
             role=hello.role.value,
             role_generation=hello.role_generation,
             peer=session.peer,
+            wire=text(hello.wire or FIRST),
             window_tokens=hello.window_tokens,
             num_blocks=hello.num_blocks,
         )

@@ -80,6 +80,12 @@ class RouterMetrics:
             ["message"],
             registry=registry,
         )
+        self.unknown_messages = Counter(
+            "pdserve_unknown_messages",
+            "Messages of a later version of the wire that were skipped (kind), or in part (field).",
+            ["channel", "what"],
+            registry=registry,
+        )
         self.workers = Gauge("pdserve_workers", "Workers that have joined.", ["role"], registry=registry)
         self.workers_left = Counter("pdserve_workers_left", "Ends of workers' sessions.", registry=registry)
         self.workers_refused = Counter(
@@ -119,3 +125,7 @@ class RouterMetrics:
             registry=registry,
             buckets=_GAP_S,
         )
+
+    def count_unknown(self, channel: str, what: str) -> None:
+        """One more message of a later version."""
+        self.unknown_messages.labels(channel=channel, what=what).inc()

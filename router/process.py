@@ -125,6 +125,7 @@ class _Process:
             on_cache_events=self._app.attach_cache_events,
             guard=self._guard,
             tasks=self._tasks,
+            count_unknown=self._app.metrics.count_unknown,
         )
         session_pb2_grpc.add_WorkersServicer_to_server(workers, self._server)
         admin = AdminServicer(self._app.operators, self._guard)

@@ -39,6 +39,10 @@ class Sink(Protocol):
         """A `read_remote` is done; or, after the connection's end, a posted receive will not be written any more."""
         ...
 
+    def on_unknown(self, what: str) -> None:
+        """A frame of a later version came: of a "kind" that was skipped, or with a "field" that was."""
+        ...
+
 
 class Channel(Protocol):
     """One connection, ordered both ways. May still be connecting: what is sent meanwhile waits."""

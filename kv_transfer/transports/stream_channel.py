@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kv_transfer.frames import Data
-from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, Header, parse_body, parse_header
+from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, Header, parse_body, parse_header, unknown_in
 from kv_transfer.transports.port import Sink
 from pdserve.errors import InvariantViolated
 from pdserve.kv_memory import ByteSpan, KvMemory
@@ -204,6 +204,10 @@ class StreamChannel:
         self._low += header.body_bytes
         self._header = None
         frame = parse_body(header, body)
+        if unknown := unknown_in(frame, body):
+            sink.on_unknown(unknown)
+        if frame is None:
+            return True
         if not isinstance(frame, Data):
             sink.on_frame(frame, header.generation)
             return True

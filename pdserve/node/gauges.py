@@ -54,3 +54,4 @@ class WorkerGauges:
         metrics.stale.set_all(dict(transfer.stale))
         metrics.corrupt.set_all(dict(transfer.corrupt))
         metrics.malformed.set_all(dict(transfer.malformed))
+        metrics.set_unknown_frames(dict(transfer.unknown))

@@ -86,7 +86,7 @@ async def run_worker(
                 host_id=_host_id(),
                 secret=secret,
             )
-            dialer = _make_dialer(setup, random, tasks)
+            dialer = _make_dialer(setup, random, tasks, metrics)
             ports = _real_ports(setup, clock, random, dialer, roles)
             health.worker = worker = Worker(setup, ports, metrics, role)
             draining = tasks.create_task(_drain_when_asked(worker, stop))
@@ -150,7 +150,9 @@ async def _load_unless_stopped(
     return await loading if loading.done() else None
 
 
-def _make_dialer(setup: WorkerSetup, random: Random, tasks: asyncio.TaskGroup) -> GrpcDialer:
+def _make_dialer(
+    setup: WorkerSetup, random: Random, tasks: asyncio.TaskGroup, metrics: WorkerMetrics
+) -> GrpcDialer:
     timeouts = setup.config.timeouts
     return GrpcDialer(
         setup.me,
@@ -160,6 +162,7 @@ def _make_dialer(setup: WorkerSetup, random: Random, tasks: asyncio.TaskGroup) -
         secret=setup.secret,
         random=random,
         tasks=tasks,
+        count_unknown=metrics.count_unknown,
     )
 
 

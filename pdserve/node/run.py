@@ -43,6 +43,7 @@ from pdserve.node.gauges import WorkerGauges
 from pdserve.node.links import LinkOrders
 from pdserve.node.ports import WorkerPorts, WorkerSetup
 from pdserve.service.lifecycle import EXIT_OK, EXIT_SUPERSEDED, EXIT_UNSOUND
+from pdserve.wire_version import announced
 from pdserve.worker.cache_feed import CacheFeed
 from pdserve.worker.first_answers import FirstAnswers
 from pdserve.worker.messages import (
@@ -184,14 +185,16 @@ class RoleRun:
     def _link_facts(self) -> LinkFacts:
         model = self._setup.model
         card = model.runner.card
+        wire = announced(self._setup.config.cluster.wire_minor)
         return LinkFacts(
             layout_json=model.runner.layout.wire_json(),
             weights_fingerprint=card.weights_fingerprint,
             tokenizer_fingerprint=model.tokenizer_fingerprint,
             numerics=card.numerics,
             checksum=next(iter(model.runner.pool.checksums), "none"),
-            checksums=model.runner.pool.checksums,
+            checksums=model.runner.pool.checksums if wire >= (1, 1) else None,
             deterministic=card.deterministic,
+            wire=wire,
             role_generation=self._role_generation,
         )
 
@@ -245,6 +248,7 @@ class RoleRun:
             vocab_size=card.vocab_size,
             host_id=setup.host_id,
             draining=self._draining,
+            wire=announced(setup.config.cluster.wire_minor),
         )
 
     # --- its life

@@ -18,6 +18,7 @@ from pdserve.errors import InvalidRequest
 from pdserve.fields import plain_id, setting
 from pdserve.service.address import file_of, split_address
 from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of
+from pdserve.wire_version import WIRE_VERSION
 
 # Variables with our prefix that name no key: they are read by the model store before a configuration exists.
 _OTHER_VARIABLES = ("PDSERVE_CACHE_DIR",)
@@ -213,6 +214,12 @@ class ClusterConfig:
 
     secret_file: str = setting(
         "", "file with a secret of at least 32 bytes; every process must prove that it knows it"
+    )
+    wire_minor: int = setting(
+        WIRE_VERSION[1],
+        "minor version of the wire that is announced; an earlier one to try an upgrade beforehand",
+        least=0,
+        most=WIRE_VERSION[1],
     )
 
     def __post_init__(self) -> None:

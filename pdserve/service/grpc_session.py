@@ -17,6 +17,7 @@ from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from pdserve.service.cache_events import CacheEvents, SourceReader, Subscribe
 from pdserve.service.grpc_stream import GrpcStream
+from pdserve.service.later_version import CountUnknown, Tolerant
 from pdserve.service.outbox import DEFAULT_LIMIT
 from pdserve.service.peer_proof import RouterGuard, WorkerProof
 from pdserve.service.proven_call import open_proven
@@ -30,7 +31,8 @@ log = structlog.get_logger()
 class WorkersServicer(session_pb2_grpc.WorkersServicer):
     """The router's side of both streams. Each is handed to a callback that runs until it has ended.
 
-    tasks  where the callbacks run: a callback outlives its call, so that it always learns the end from `receive`
+    tasks          where the callbacks run: they outlive their calls, so that they always learn the end from `receive`
+    count_unknown  told of what a worker of a later version says
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class WorkersServicer(session_pb2_grpc.WorkersServicer):
         on_cache_events: Callable[[CacheEvents], Awaitable[None]],
         guard: RouterGuard,
         tasks: asyncio.TaskGroup,
+        count_unknown: CountUnknown,
         outbox_limit: int = DEFAULT_LIMIT,
     ) -> None:
         self._on_session = on_session
+        self._count_unknown = count_unknown
         self._on_cache_events = on_cache_events
         self._guard = guard
         self._tasks = tasks
@@ -50,8 +54,9 @@ class WorkersServicer(session_pb2_grpc.WorkersServicer):
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         await self._guard.admit(context)
+        decode: Tolerant[Up] = Tolerant("session", convert.up_from_proto, self._count_unknown)
         session: GrpcStream[Down, Up] = GrpcStream(
-            context.peer(), convert.down_to_proto, convert.up_from_proto, self._outbox_limit
+            context.peer(), convert.down_to_proto, decode, self._outbox_limit
         )
         self._tasks.create_task(self._serve(session))
         try:
@@ -76,7 +81,8 @@ class WorkersServicer(session_pb2_grpc.WorkersServicer):
         opening = await context.read()
         if opening is EOF:
             return
-        events = _GrpcCacheEvents(context.peer(), convert.cache_opening_from_proto(opening))
+        worker = convert.cache_opening_from_proto(opening)
+        events = _GrpcCacheEvents(context.peer(), worker, self._count_unknown)
         self._tasks.create_task(self._serve_cache_events(events))
         try:
             await events.session.run(context.read, context.write)
@@ -93,12 +99,16 @@ class WorkersServicer(session_pb2_grpc.WorkersServicer):
 
 
 class _GrpcCacheEvents:
-    """See CacheEvents; the same reader and writer as a session, with other messages."""
+    """See CacheEvents; the same reader and writer as a session, with other messages.
 
-    def __init__(self, peer: str, worker: WorkerRef) -> None:
+    An event that is skipped leaves a gap in the sequence, so the reader asks for a snapshot.
+    """
+
+    def __init__(self, peer: str, worker: WorkerRef, count_unknown: CountUnknown) -> None:
         self._worker = worker
+        decode: Tolerant[CacheEvent] = Tolerant("cache_events", convert.cache_event_from_proto, count_unknown)
         self.session: GrpcStream[bool, CacheEvent] = GrpcStream(
-            peer, lambda snapshot: session_pb2.CacheRequest(snapshot=snapshot), convert.cache_event_from_proto
+            peer, lambda snapshot: session_pb2.CacheRequest(snapshot=snapshot), decode
         )
 
     @property
@@ -115,8 +125,9 @@ class _GrpcCacheEvents:
 class GrpcDialer:
     """The worker's side. Event-loop thread only.
 
-    tasks      where the sessions' readers and writers run
-    connect_s  how long a call may take to be answered at all
+    tasks          where the sessions' readers and writers run
+    connect_s      how long a call may take to be answered at all
+    count_unknown  told of what a router of a later version says
     """
 
     def __init__(
@@ -129,9 +140,11 @@ class GrpcDialer:
         secret: bytes | None,
         random: Random,
         tasks: asyncio.TaskGroup,
+        count_unknown: CountUnknown,
         outbox_limit: int = DEFAULT_LIMIT,
     ) -> None:
         self._worker = worker
+        self._count_unknown = count_unknown
         self._keepalive_s = keepalive_s
         self._connect_s = connect_s
         self._max_message_bytes = max_message_bytes
@@ -151,9 +164,8 @@ class GrpcDialer:
             if isinstance(error, PdserveError):
                 raise _not_opened(error, address) from error
             raise
-        session: GrpcStream[Up, Down] = GrpcStream(
-            address, convert.up_to_proto, convert.down_from_proto, self._outbox_limit
-        )
+        decode: Tolerant[Down] = Tolerant("session", convert.down_from_proto, self._count_unknown)
+        session: GrpcStream[Up, Down] = GrpcStream(address, convert.up_to_proto, decode, self._outbox_limit)
         task = self._tasks.create_task(_run_dialed(session, call, channel))
         self._running[task] = None
         task.add_done_callback(lambda done: self._running.pop(done, None))

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import grpc.aio
 import structlog
 
-from pdserve.errors import Incompatible, InvalidRequest, PdserveError
+from pdserve.errors import Incompatible, PdserveError
 from pdserve.service.inbox import Inbox
 from pdserve.service.outbox import DEFAULT_LIMIT, Outbox
 from pdserve.service.rpc import EOF
@@ -28,7 +28,10 @@ log = structlog.get_logger()
 
 
 class GrpcStream(Generic[S, R]):
-    """One end; see `pdserve.session.Session`. `run` moves its messages until the session has ended."""
+    """One end; see `pdserve.session.Session`. `run` moves its messages until the session has ended.
+
+    decode  gives None for a message to be skipped
+    """
 
     def __init__(
         self,
@@ -126,9 +129,8 @@ class GrpcStream(Generic[S, R]):
                     self.end("ended by the other side")
                     return
                 message = self._decode(msg)
-                if message is None:
-                    raise InvalidRequest("an empty message, or one of a later version", peer=self._peer)
-                self._inbox.put(message)
+                if message is not None:
+                    self._inbox.put(message)
         except grpc.aio.AioRpcError as error:
             told = error_of(error, self._peer)
             self.end(error.details() or error.code().name, told if isinstance(told, Incompatible) else None)

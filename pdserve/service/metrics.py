@@ -28,6 +28,10 @@ class Total:
         counter.inc(total - seen if total >= seen else total)
         self._seen[labels] = total
 
+    def inc(self, *labels: str) -> None:
+        """One more, of what nobody else keeps a total of."""
+        self._counter.labels(*labels).inc()
+
     def set_all(self, totals: Mapping[str, float]) -> None:
         """Totals by the one label."""
         for label, total in totals.items():
@@ -78,9 +82,24 @@ class WorkerMetrics:
         self.stale = Total(r, "pdserve_kv_stale", "Frames of a dead lease or generation, by peer.", ("peer",))
         self.corrupt = Total(r, "pdserve_kv_corrupt", "Pieces with a wrong checksum, by sender.", ("peer",))
         self.malformed = Total(r, "pdserve_kv_malformed", "Links ended by an impossible frame.", ("peer",))
+        self._unknown = Total(
+            r,
+            "pdserve_unknown_messages",
+            "Messages and frames of a later version of the wire that were skipped (kind), or in part (field).",
+            ("channel", "what"),
+        )
         self._energy: Total | None = None
         for state in _STATES:
             self.blocks.labels(state).set(0)
+
+    def count_unknown(self, channel: str, what: str) -> None:
+        """One more message of a later version."""
+        self._unknown.inc(channel, what)
+
+    def set_unknown_frames(self, totals: Mapping[str, int]) -> None:
+        """Of links, by what wasn't known."""
+        for what, total in totals.items():
+            self._unknown.set(total, "link", what)
 
     def set_energy(self, joules: float, phase: str) -> None:
         """The total of a phase. Until it is first called there is no such metric: unknown is not zero."""

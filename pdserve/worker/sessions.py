@@ -29,6 +29,7 @@ from pdserve.messages import (
 )
 from pdserve.service.cache_events import Subscribe
 from pdserve.session import Session
+from pdserve.wire_version import FIRST, WireVersion, spoken, text
 
 log = structlog.get_logger()
 
@@ -253,12 +254,13 @@ class RouterSessions:
             return None
         self._unreachable.pop(address, None)
         try:
-            session.send(self._hello())
-            return await self._serve(session, address)
+            hello = self._hello()
+            session.send(hello)
+            return await self._serve(session, address, hello.wire or FIRST)
         finally:
             session.close("the worker ends the session")
 
-    async def _serve(self, session: WorkerSession, address: str) -> str | None:
+    async def _serve(self, session: WorkerSession, address: str, announced: WireVersion) -> str | None:
         try:
             async with asyncio.timeout(_DIAL_S):
                 welcome = await session.receive()
@@ -273,11 +275,14 @@ class RouterSessions:
         if not isinstance(welcome, Welcome):
             log.warning("router.not_joined", router=address, error="first message is no Welcome")
             return None
+        wire = spoken(announced, welcome.wire)
         session_id, live = self._next_session_id, _Live(session, welcome.router_id)
         self._next_session_id += 1
         self._live[session_id] = live
         misfit: Incompatible | None = None
-        log.info("router.joined", router=welcome.router_id, address=address, session=session_id)
+        log.info(
+            "router.joined", router=welcome.router_id, address=address, session=session_id, wire=text(wire)
+        )
         self._listener.on_session_opened(session_id, welcome.router_id)
         try:
             if self._load is not None:

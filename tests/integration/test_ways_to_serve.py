@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from random import Random
 
@@ -88,6 +89,35 @@ async def test_with_a_cluster_secret_and_one_who_has_another(tmp_path: Path) -> 
             assert {decode for _, decode, _ in served} == {"d0"}
         assert "0123456789abcdef" not in "".join(single.log.read_text() for single in cluster.all.values())
         assert await asyncio.to_thread(stranger.terminate) == 0
+
+
+@pytest.mark.parametrize("old", ["p0", "d0", "r0"])
+async def test_with_one_process_of_the_minor_version_before(tmp_path: Path, old: str) -> None:
+    """As in the middle of an upgrade: each process in turn is the last that wasn't upgraded yet."""
+    older = {old: ("--cluster.wire-minor", "0")}
+    with Singles(tmp_path, *COMMON) as cluster:
+        router = cluster.router("r0", *older.get("r0", ()))
+        for role, name in (("prefill", "p0"), ("decode", "d0")):
+            cluster.worker(role, name, *FAKE, *older.get(name, ()))
+        cluster.start()
+        async with AsyncClient(router.address) as client:
+            served = await serves(client, ["d0", "p0"])
+            assert {(prefill, decode) for prefill, decode, _ in served} == {("p0", "d0")}
+        logs = {name: single.log.read_text() for name, single in cluster.all.items()}
+    wire = {
+        (name, line["event"]): line["wire"]
+        for name, log in logs.items()
+        for line in map(json.loads, log.splitlines())
+        if line["event"] in ("link.up", "router.joined")
+    }
+    link = "1.0" if old in ("p0", "d0") else "1.1"
+    session = {name: "1.0" if old in (name, "r0") else "1.1" for name in ("p0", "d0")}
+    assert wire == {
+        ("p0", "link.up"): link,
+        ("d0", "link.up"): link,
+        ("p0", "router.joined"): session["p0"],
+        ("d0", "router.joined"): session["d0"],
+    }
 
 
 async def test_operators_change_roles_and_drain_by_command(tmp_path: Path) -> None:

@@ -215,9 +215,14 @@ class _WatchedSink:
         self._channel.on_done(tag)
         self.inner.on_done(tag)
 
+    def on_unknown(self, what: str) -> None:
+        self.inner.on_unknown(what)
+
 
 def _frame(wire: bytes) -> Frame:
-    return parse_body(parse_header(wire[:HEADER_BYTES]), wire[HEADER_BYTES:])
+    frame = parse_body(parse_header(wire[:HEADER_BYTES]), wire[HEADER_BYTES:])
+    assert frame is not None
+    return frame
 
 
 def _lease_of(wire: bytes) -> int:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from kv_transfer.frames import Data
-from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header
+from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header, unknown_in
 from kv_transfer.transports.port import Sink
 from pdserve.clock import Clock
 from pdserve.errors import InvariantViolated
@@ -184,6 +184,10 @@ class MemoryChannel:
     def _take(self, packet: Packet, sink: Sink) -> None:
         header = parse_header(packet.wire[:HEADER_BYTES])
         frame = parse_body(header, packet.wire[HEADER_BYTES:])
+        if unknown := unknown_in(frame, packet.wire[HEADER_BYTES:]):
+            sink.on_unknown(unknown)
+        if frame is None:
+            return
         if isinstance(frame, Data):
             assert packet.payload is not None
             self._put(sink.place(frame, header.generation, len(packet.payload)), packet.payload)

@@ -110,6 +110,30 @@ class WorkerRef(_message.Message):
 Global___WorkerRef: _TypeAlias = WorkerRef  # noqa: Y015
 
 @_typing.final
+class WireVersion(_message.Message):
+    """Majors must be equal, the lower minor is spoken. Absent: 1.0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAJOR_FIELD_NUMBER: _builtins.int
+    MINOR_FIELD_NUMBER: _builtins.int
+    major: _builtins.int
+    minor: _builtins.int
+    def __init__(
+        self,
+        *,
+        major: _builtins.int = ...,
+        minor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["major", b"major", "minor", b"minor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WireVersion: _TypeAlias = WireVersion  # noqa: Y015
+
+@_typing.final
 class Down(_message.Message):
     """--- router to worker"""
 
@@ -181,17 +205,21 @@ class Welcome(_message.Message):
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     WANTS_TOKENIZER_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     wants_tokenizer: _builtins.bool
+    @_builtins.property
+    def wire(self) -> Global___WireVersion: ...
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
         wants_tokenizer: _builtins.bool = ...,
+        wire: Global___WireVersion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id", "wants_tokenizer", b"wants_tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id", "wants_tokenizer", b"wants_tokenizer", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -596,6 +624,7 @@ class Hello(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     role_generation: _builtins.int
     model: _builtins.str
@@ -625,6 +654,8 @@ class Hello(_message.Message):
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def wire(self) -> Global___WireVersion: ...
     def __init__(
         self,
         *,
@@ -650,10 +681,11 @@ class Hello(_message.Message):
         vocab_size: _builtins.int = ...,
         host_id: _builtins.str = ...,
         draining: _builtins.bool = ...,
+        wire: Global___WireVersion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["wire", b"wire", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_seed", b"cache_seed", "deterministic", b"deterministic", "draining", b"draining", "eos_token_ids", b"eos_token_ids", "host_id", b"host_id", "kv_addresses", b"kv_addresses", "kv_layout_json", b"kv_layout_json", "metrics_address", b"metrics_address", "model", b"model", "num_blocks", b"num_blocks", "numerics", b"numerics", "role", b"role", "role_generation", b"role_generation", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tp_rank", b"tp_rank", "tp_size", b"tp_size", "transports", b"transports", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "window_tokens", b"window_tokens", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_seed", b"cache_seed", "deterministic", b"deterministic", "draining", b"draining", "eos_token_ids", b"eos_token_ids", "host_id", b"host_id", "kv_addresses", b"kv_addresses", "kv_layout_json", b"kv_layout_json", "metrics_address", b"metrics_address", "model", b"model", "num_blocks", b"num_blocks", "numerics", b"numerics", "role", b"role", "role_generation", b"role_generation", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tp_rank", b"tp_rank", "tp_size", b"tp_size", "transports", b"transports", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "window_tokens", b"window_tokens", "wire", b"wire", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

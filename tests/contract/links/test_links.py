@@ -8,9 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_transfer import messages
-from kv_transfer.facts import WIRE_VERSION, LinkFacts
+from kv_transfer.facts import LinkFacts
 from kv_transfer.orders import UNWANTED_S
 from pdserve.ids import Epoch, WorkerRef
+from pdserve.wire_version import WIRE_VERSION
 from tests.contract.links.conftest import MakeWorld
 from tests.contract.links.world import LAYOUT, Node, World, assert_handed_off, facts, link_states
 

@@ -6,14 +6,24 @@ import socket
 import struct
 
 import msgpack
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from kv_transfer import messages
-from kv_transfer.frames import Ack, Bye, Data, Frame, Kind, Ping, Pull, PulledPiece, Ready
-from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, encode, enveloped, parse_body, parse_header
+from kv_transfer.frames import Ack, Bye, Commit, Data, Frame, Kind, Ping, Pull, PulledPiece, Ready
+from kv_transfer.framing import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    encode,
+    enveloped,
+    parse_body,
+    parse_header,
+    unknown_in,
+)
 from pdserve.kv_memory import ByteSpan
-from tests.contract.links.world import World
+from pdserve.messages import TokenLogprobs
+from tests.contract.links.world import World, assert_handed_off
 
 HEADER = struct.Struct("<2sBBIIII")
 
@@ -28,7 +38,6 @@ MALFORMED = [
     ("magic", _raw_frame(magic=b"GE")),
     ("flags", _raw_frame(flags=1)),
     ("kind", _raw_frame(kind=0)),
-    ("kind", _raw_frame(kind=16)),
     ("body_bytes", _raw_frame(body=MAX_BODY_BYTES + 1)),
     ("payload_bytes", _raw_frame(payload=1)),
     ("payload_bytes", _raw_frame(kind=Kind.DATA, payload=(4 << 20) + 1)),
@@ -137,11 +146,42 @@ def test_frames_of_another_generation_are_stale(transport: str) -> None:
     world.close()
 
 
-def test_a_field_that_a_later_version_adds_is_ignored() -> None:
-    """What version N − 1 must do for N to be able to add one."""
-    body = msgpack.packb({"lease": 1, "upto": 2, "block_ids": [], "added_later": {"x": [1, None]}})
-    later = enveloped(Kind.READY, body, 1)
-    assert parse_body(parse_header(later[:HEADER_BYTES]), later[HEADER_BYTES:]) == Ready(1, 2)
+@pytest.mark.parametrize("transport", ["stream-unix", "memory"])
+def test_what_a_later_version_adds_is_skipped_and_counted(transport: str) -> None:
+    """What version N − 1 must do for N to be able to add a field or a kind: the hand-off goes on."""
+    world = World(transport)
+    prefill, decode = world.node("p"), world.node("d")
+    world.pair(prefill, decode)
+    world.open(prefill, decode, 1, num_blocks=2)
+    world.settle()
+    [link] = prefill.owner._links
+    ready = msgpack.packb({"lease": 1, "upto": 0, "block_ids": [], "added_later": {"x": [1, None]}})
+    link._channel.send(enveloped(Kind.READY, ready, link.generation))
+    link._channel.send(enveloped(200, msgpack.packb({"lease": 1}), link.generation))
+    world.run(lambda: decode.owner.metrics.unknown == {"field": 1, "kind": 1})
+    sent = world.hand_off(prefill, decode, 2, num_blocks=2)
+    world.wait_ends(2, prefill, decode)
+    assert_handed_off(prefill, decode, 2, sent)
+    assert not decode.owner.metrics.malformed and prefill.owner.metrics.unknown == {}
+    world.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Ready(1, 2),
+        Commit.of(1, 2, 3, None),
+        Commit.of(1, 2, 3, TokenLogprobs(-1.0, ((3, -1.0),))),
+        Ping(),
+    ],
+)
+def test_what_is_unknown_of_a_frame(frame: Frame) -> None:
+    body = msgspec.msgpack.encode(frame)
+    assert unknown_in(frame, body) == ""
+    more = msgpack.packb({**msgpack.unpackb(body), "later": 1})
+    wide = b"\xde" + len(msgpack.unpackb(more)).to_bytes(2, "big") + more[1:]  # the same map with a long head
+    assert unknown_in(frame, more) == unknown_in(frame, wide) == "field"
+    assert unknown_in(None, body) == "kind"
 
 
 def _connect(address: str) -> socket.socket:
@@ -171,6 +211,8 @@ def _frames(stranger: socket.socket, *, is_unix: bool) -> list[Frame]:
     while received:
         header = parse_header(received[:HEADER_BYTES])
         end = HEADER_BYTES + header.body_bytes
-        frames.append(parse_body(header, received[HEADER_BYTES:end]))
+        frame = parse_body(header, received[HEADER_BYTES:end])
+        assert frame is not None
+        frames.append(frame)
         received = received[end:]
     return frames

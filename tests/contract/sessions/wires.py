@@ -14,6 +14,7 @@ from pdserve.messages import Down, Up
 from pdserve.rpc.v1 import session_pb2_grpc
 from pdserve.service.cache_events import CacheEvents
 from pdserve.service.grpc_session import GrpcDialer, WorkersServicer
+from pdserve.service.later_version import CountUnknown
 from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import bind, make_server
 from pdserve.session import Session
@@ -78,6 +79,11 @@ async def no_cache_events(events: CacheEvents) -> None:
     raise AssertionError("no cache events were expected")
 
 
+def no_unknown(channel: str, what: str) -> None:
+    """For suites in which all speak one version."""
+    raise AssertionError(f"unknown {what} on {channel}")
+
+
 @asynccontextmanager
 async def grpc_server(
     on_session: Callable[[Session[Down, Up]], Awaitable[None]],
@@ -85,6 +91,7 @@ async def grpc_server(
     *,
     on_cache_events: Callable[[CacheEvents], Awaitable[None]] = no_cache_events,
     secret: bytes | None = None,
+    count_unknown: CountUnknown = no_unknown,
 ) -> AsyncIterator[str]:
     """A router's server with the Workers service alone; yields its address."""
     source = random.Random(1)
@@ -94,6 +101,7 @@ async def grpc_server(
         on_cache_events=on_cache_events,
         guard=RouterGuard("r0", secret, SystemClock(), source),
         tasks=tasks,
+        count_unknown=count_unknown,
         outbox_limit=OUTBOX_LIMIT,
     )
     session_pb2_grpc.add_WorkersServicer_to_server(servicer, server)
@@ -105,7 +113,9 @@ async def grpc_server(
         await server.stop(None)
 
 
-def make_dialer(tasks: asyncio.TaskGroup, secret: bytes | None = None) -> GrpcDialer:
+def make_dialer(
+    tasks: asyncio.TaskGroup, secret: bytes | None = None, count_unknown: CountUnknown = no_unknown
+) -> GrpcDialer:
     """A worker's dialer with the suite's limits."""
     return GrpcDialer(
         WORKER,
@@ -115,5 +125,6 @@ def make_dialer(tasks: asyncio.TaskGroup, secret: bytes | None = None) -> GrpcDi
         secret=secret,
         random=random.Random(3),
         tasks=tasks,
+        count_unknown=count_unknown,
         outbox_limit=OUTBOX_LIMIT,
     )

@@ -50,6 +50,9 @@ class _Sink:
     def on_frame(self, frame: Frame, _generation: int) -> None:
         self.frames.append(frame)
 
+    def on_unknown(self, _what: str) -> None:
+        raise AssertionError
+
     def on_done(self, _tag: int) -> None:
         raise AssertionError
 

@@ -53,6 +53,9 @@ class _Sink:
     def on_frame(self, _frame: object, _generation: int) -> None:
         return
 
+    def on_unknown(self, _what: str) -> None:
+        raise AssertionError
+
     def on_done(self, _tag: int) -> None:
         return
 

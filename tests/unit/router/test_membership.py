@@ -23,6 +23,7 @@ from pdserve.messages import (
 )
 from pdserve.sampling import FinishReason
 from pdserve.tokenizer import Tokenizer
+from pdserve.wire_version import WIRE_VERSION
 from tests.unit.router.conversation import A, B, C, serve, until_running
 from tests.unit.router.scripted import Cluster, config, hello, load, virtual
 
@@ -251,6 +252,18 @@ async def test_an_incompatible_worker_is_refused_by_name_and_never_routed_to() -
         assert "weights_fingerprint" in str(lost) and "other" in str(lost)
         assert not bad.got(Welcome)
         assert [worker.id for worker in cluster.app.status().workers] == ["p0", "d0"]
+
+
+@virtual
+async def test_a_worker_of_another_major_version_is_refused_and_one_of_another_minor_taken_in() -> None:
+    major, minor = WIRE_VERSION
+    async with Cluster() as cluster:
+        bad = cluster.dial(hello("d8", Role.DECODE, wire=(major + 1, 0)))
+        lost = await bad.expect_end()
+        assert isinstance(lost, Incompatible) and lost.fields["field"] == "wire"
+        for name, wire in (("d0", None), ("d1", (major, minor + 1))):
+            taken = cluster.dial(hello(name, Role.DECODE, wire=wire))
+            assert (await taken.expect(Welcome)).wire == WIRE_VERSION
 
 
 @virtual

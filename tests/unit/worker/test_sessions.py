@@ -180,6 +180,19 @@ def test_joins_every_router_and_beats() -> None:
         ] * 3
 
 
+def test_a_router_of_another_major_version_is_an_operators_matter() -> None:
+    async def script(end: RouterEnd) -> None:
+        await end.receive()
+        end.send(Welcome("r2", wire=(2, 0)))
+
+    world = World({"a:1": script})
+    with capture_logs() as logs:
+        world.run(3.0)
+    assert not world.events
+    [told] = [line for line in logs if line["event"] == "router.refuses_this_worker"]
+    assert "field=wire, ours=1.0, theirs=2.0" in told["error"]
+
+
 def test_the_newest_load_is_told_at_once_to_all_and_to_who_joins_later_and_with_each_beat() -> None:
     seen: list[Up] = []
     world = World({"a:1": good_router("r1", seen)})
