@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pdserve.engine.numerics import LinearKind, Precision
+from pdserve.engine.row_tiles import RowSubject
 
 # Packed for some rows, a oneDNN weight serves any number of them equally well; packed for one row it doesn't.
 _ONEDNN_PACK_ROWS = 16
 _HALF_MAX = 65_504.0
-
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
+_ALIGNMENT = 64  # bytes
 
 
 class Linear(Protocol):
@@ -84,6 +81,15 @@ def make_linear(precision: Precision, weight: Tensor, bias: Tensor | None = None
     weight  [out, in] as stored; rounded to the precision's 16 bits first where it has them, so that every kind of
             linear multiplies by the same numbers
     """
+    linear = _pack(precision, weight, bias)
+    if precision.tiles is None:
+        return linear
+    num_outputs, width = weight.shape
+    name = f"{type(linear).__name__} from {width} to {num_outputs}{' with bias' if bias is not None else ''}"
+    return precision.tiles.each(RowSubject(name, linear, width, is_product=True))
+
+
+def _pack(precision: Precision, weight: Tensor, bias: Tensor | None) -> Linear:
     dtype = torch.float32 if precision.name == "float32" else torch.bfloat16
     weight = weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
@@ -93,7 +99,9 @@ def make_linear(precision: Precision, weight: Tensor, bias: Tensor | None = None
     bias = None if bias is None else bias.to(precision.compute)
     if precision.linear is LinearKind.ONEDNN:
         return OneDnnLinear(weight, bias)
-    return PlainLinear(weight.contiguous(), bias)
+    # Bits may depend on where a matrix lies, and a view of the file lies wherever the file has it.
+    is_moved = precision.tiles is not None and weight.data_ptr() % _ALIGNMENT != 0
+    return PlainLinear(weight.clone() if is_moved else weight.contiguous(), bias)
 
 
 def _fits_half(weight: Tensor) -> bool:
@@ -132,26 +140,6 @@ class HeadNorm:
         norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps, norm, norm, value=1 / rows.shape[-1]).rsqrt_()
         rows.mul_(scale).mul_(self._weight)
-
-
-def undivided(function: Callable[Params, Result]) -> Callable[Params, Result]:
-    """The same function on one thread.
-
-    torch cuts elementwise work among threads wherever it wants, in the middle of a row too, and computes what is left
-    over before a cut by other instructions than the rest, with other last bits where a function is more than one
-    rounding. Which elements these are depends on the number of rows.
-    """
-
-    @functools.wraps(function)
-    def alone(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            torch.set_num_threads(num_threads)
-
-    return alone
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

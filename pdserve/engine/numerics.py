@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,13 +10,7 @@ from torch import Tensor
 
 from pdserve import __version__
 from pdserve.engine.model_config import BadModel
-
-_PADDINGS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
-# A padding is tried with its first multiples, and with those that follow these row counts (kernels change there).
-_PROBE_MULTIPLES = 12
-_PROBE_ROWS = (31, 32, 33, 63, 64, 65, 96, 127, 128, 200, 256, 500, 512)
-_REFERENCE_ROWS = (576, 96)  # multiples of every padding; the small one where the large one would take long
-_PROBE_FLOP = 4e9
+from pdserve.engine.row_tiles import MakeInputs, RowFunction, RowSubject, RowTiles, alone, undivided
 
 
 class LinearKind(Enum):
@@ -35,89 +28,72 @@ class Precision:
     name     "bfloat16" or "float32": what the user chose, and the dtype of the KV pool
     compute  dtype of activations and attention
     linear   kind of all weight matrices
-    undivided  elementwise functions are not divided among threads (deterministic mode; layers.undivided says why)
+    tiles    deterministic mode: how rows are cut
     """
 
     name: str
     compute: torch.dtype
     kv: torch.dtype
     linear: LinearKind
-    undivided: bool = False
+    tiles: RowTiles | None = None
+
+    def padded(self, num_rows: int) -> int:
+        """So many rows and those that their tiles have to spare: with them, no function has to fill its last tile."""
+        return num_rows if self.tiles is None else sum(self.tiles.cut(num_rows))
+
+    def rowwise(
+        self, name: str, function: RowFunction, width: int, inputs: MakeInputs = alone
+    ) -> RowFunction:
+        """A function of rows other than a product, as this precision applies it; what follows as in `RowSubject`.
+
+        To be used for all that is neither exact nor one rounding a number.
+        """
+        if self.tiles is None:
+            return function
+        return self.tiles.each(RowSubject(name, undivided(function), width, inputs))
 
 
-def choose_precision(dtype: str) -> Precision:
-    """The best arithmetic of this CPU for "auto", "bfloat16" or "float32".
+def choose_precision(dtype: str, linear: str = "auto") -> Precision:
+    """The best arithmetic of this CPU for "auto", "bfloat16" or "float32"; linear: "auto", or a `LinearKind` instead.
 
     By capability, never by a timing: two workers on equal machines must choose alike. A CPU without bfloat16
     instructions serves bfloat16 models with FBGEMM's half-precision weights: bfloat16 values fit into float16 but for
     the tiniest (|w| < 6e-5 lose bits, at most 3e-8 each), memory traffic is that of 16 bits, and activations stay
     float32, so it is more exact than bfloat16 arithmetic, not less.
-    Raises BadModel for other names.
+    Raises BadModel for other names, and for kernels that this CPU or this dtype doesn't have.
     """
     if dtype not in ("auto", "bfloat16", "float32"):
         raise BadModel("this dtype is not supported", dtype=dtype, supported="auto, bfloat16, float32")
-    native = has_native_bfloat16()
-    if dtype == "float32" or (dtype == "auto" and not native):
-        kind = LinearKind.ONEDNN if _works(_try_onednn, torch.float32) else LinearKind.PLAIN
-        return Precision("float32", torch.float32, torch.float32, kind)
-    if native:
-        kind = LinearKind.ONEDNN if _works(_try_onednn, torch.bfloat16) else LinearKind.PLAIN
-        return Precision("bfloat16", torch.bfloat16, torch.bfloat16, kind)
-    if _works(_try_fbgemm, torch.float32):
-        return Precision("bfloat16", torch.float32, torch.bfloat16, LinearKind.FBGEMM_HALF)
-    return Precision("bfloat16", torch.bfloat16, torch.bfloat16, LinearKind.PLAIN)
+    kinds = [kind.value for kind in LinearKind]
+    if linear not in ("auto", *kinds):
+        raise BadModel("this kind of product is not supported", linear=linear, supported=", ".join(kinds))
+    half, native = LinearKind.FBGEMM_HALF.value, has_native_bfloat16()
+    if dtype == "auto":
+        dtype = "bfloat16" if native or linear == half else "float32"
+    if linear != "auto":
+        wanted = [linear]
+    else:
+        wanted = [LinearKind.ONEDNN.value if native or dtype == "float32" else half, LinearKind.PLAIN.value]
+    for name in wanted:
+        kind = LinearKind(name)
+        precision = _precision(dtype, kind)
+        if precision is not None and _works(kind, precision.compute):
+            return precision
+    raise BadModel("this CPU has no such product for this dtype", linear=linear, dtype=dtype)
+
+
+def _precision(dtype: str, kind: LinearKind) -> Precision | None:
+    if dtype == "float32":
+        is_half = kind is LinearKind.FBGEMM_HALF
+        return None if is_half else Precision(dtype, torch.float32, torch.float32, kind)
+    compute = torch.float32 if kind is LinearKind.FBGEMM_HALF else torch.bfloat16
+    return Precision(dtype, compute, torch.bfloat16, kind)
 
 
 def has_native_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 itself (AVX512-BF16 or AMX)."""
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, name)()) for name in probes if hasattr(torch.cpu, name))
-
-
-RowFunction = Callable[[Tensor], Tensor]
-"""[rows, width] → [rows, …], each row from its own row alone."""
-
-
-def safe_row_padding(functions: Mapping[str, tuple[RowFunction, int]], dtype: torch.dtype) -> int:
-    """The smallest P such that with rows padded to a multiple of P each row's bits don't depend on the others' number.
-
-    functions  by name: all that the model applies row by row, with the width of their input; one of each shape
-    Raises BadModel if none of the tried paddings holds: then this machine can't be deterministic.
-    """
-    generator = torch.Generator().manual_seed(20)
-    trials: list[_Trial] = []
-    for function, width in functions.values():
-        x = torch.randn(_REFERENCE_ROWS[0], width, generator=generator).to(dtype)
-        is_large = 2.0 * len(x) * width * function(x[:1]).shape[-1] > _PROBE_FLOP
-        trials.append(_Trial(function, x, function(x[: _REFERENCE_ROWS[1]] if is_large else x)))
-    for padding in _PADDINGS:  # mostly the first one holds; trying all of them takes seconds
-        if all(trial.holds(padding) for trial in trials):
-            return padding
-    raise BadModel("this machine's kernels can't be made deterministic", tried=str(_PADDINGS))
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """A function, rows to try it with, and what all of them, or the first of them, gave together."""
-
-    function: RowFunction
-    x: Tensor
-    reference: Tensor
-
-    def holds(self, padding: int) -> bool:
-        """Whether row counts that are multiples of `padding` give the bits of the reference."""
-        counts = [padding * factor for factor in range(1, _PROBE_MULTIPLES + 1)]
-        counts += [-(-rows // padding) * padding for rows in _PROBE_ROWS]
-        num_rows = len(self.reference)
-        for count in sorted(set(counts)):
-            first = (num_rows - count) // 2  # another place in the batch, besides another number
-            if first > 0 and not self._is_equal(first, count):
-                return False
-        return num_rows == len(self.x) or self._is_equal(0, max(counts))
-
-    def _is_equal(self, first: int, count: int) -> bool:
-        want = self.reference[first : first + count]
-        return torch.equal(self.function(self.x[first : first + count])[: len(want)], want)
 
 
 def describe(precision: Precision, num_threads: int) -> str:
@@ -136,10 +112,12 @@ def describe(precision: Precision, num_threads: int) -> str:
     )
 
 
-def _works(trial: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> bool:
-    """Whether a kernel exists here and gives the right product of a small matrix."""
+def _works(kind: LinearKind, dtype: torch.dtype) -> bool:
+    """Whether the kernel exists here and gives the right product of a small matrix."""
+    if kind is LinearKind.PLAIN:
+        return True
     try:
-        got = trial(dtype)
+        got = _try_onednn(dtype) if kind is LinearKind.ONEDNN else _try_fbgemm(dtype)
     except (RuntimeError, NotImplementedError, AttributeError):
         return False
     want = _trial_input(torch.float32) @ _trial_weight(torch.float32).t()

@@ -24,7 +24,7 @@ class TiledAttention:
     """Attention of one step in tiles of `block_size` positions; rows may come in any order."""
 
     def __init__(self, pool: KvPool, spans: Sequence[Span], heads: Heads, num_rows: int) -> None:
-        """num_rows: tokens with padding."""
+        """num_rows: tokens, and rows behind them that stay zero."""
         self._spans = spans
         self._heads = heads
         self._writer = writer_of(pool, spans)

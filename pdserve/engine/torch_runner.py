@@ -20,8 +20,10 @@ from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_config import BadModel, read_json
 from pdserve.engine.models import MODELS
 from pdserve.engine.models.decoder import Decoder, StepInputs
-from pdserve.engine.numerics import Precision, choose_precision, describe, safe_row_padding
+from pdserve.engine.numerics import Precision, choose_precision, describe
 from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec
+from pdserve.engine.row_proof import PROVEN_ROWS, prove
+from pdserve.engine.row_tiles import RowTiles
 from pdserve.engine.sampler import sample
 from pdserve.engine.tiled_attention import TiledAttention
 from pdserve.engine.token_scores import token_logprobs
@@ -59,7 +61,7 @@ class TorchRunner:
         num_threads  of torch, in this process; 0 = all cores
         num_blocks   of the pool; None = as many as kv_memory_bytes hold
         long_context  a model with longrope takes the frequencies and the window of long contexts
-        precision    instead of the one that dtype means on this CPU: to measure or test what another CPU would choose
+        precision    instead of the one that dtype means on this CPU
         progress     told of the stored bytes that have been read
         Raises BadModel: the folder can't be served, or the pool would hold no block.
         """
@@ -70,13 +72,13 @@ class TorchRunner:
         if long_context and config.can_stretch:
             config = config.stretched()
             identity["long_context"] = True  # other KV from the same weights
-        precision = replace(precision or choose_precision(dtype), undivided=deterministic)
+        tiles = RowTiles() if deterministic else None
+        precision = replace(precision or choose_precision(dtype), tiles=tiles)
         weights = Weights(model_dir, config, progress)
         with torch.inference_mode():
             self._model = Decoder(config, MODELS[config.architecture], weights, precision)
-            self._row_padding = (
-                safe_row_padding(self._model.row_functions(), precision.compute) if deterministic else 1
-            )
+            if tiles is not None:
+                prove(tiles, precision.compute)
         self._precision = precision
         self._heads = Heads(
             config.num_heads,
@@ -112,21 +114,38 @@ class TorchRunner:
             deterministic=deterministic,
             cache_seed=bytes.fromhex(fingerprint),
         )
-        if deterministic:
-            proven = f"{self._card.numerics}/rows{self._row_padding}/bits{self._bits()}"
+        if tiles is not None:
+            counts = "-".join(map(str, tiles.counts))
+            proven = f"{self._card.numerics}/tiles{counts}/rows{PROVEN_ROWS}/bits{self._rehearse()}"
             self._card = replace(self._card, numerics=proven)
 
-    def _bits(self) -> str:
-        """A digest of the logits behind a fixed prompt: CPUs of one capability may still compute differently."""
-        length = min(
-            _PROOF_TOKENS, self._card.window_tokens, self._layout.num_blocks * self._layout.block_size
-        )
-        ids = tuple(index * 7919 % self._card.vocab_size for index in range(length))
+    def _rehearse(self) -> str:
+        """A digest of the logits behind a fixed prompt: CPUs of one capability may still compute differently.
+
+        The prompt is computed in one step, then cut and in company: all parts of the model together, attention too.
+        Raises BadModel if that makes a difference.
+        """
+        size = self._layout.block_size
+        num_own = min(self._layout.num_blocks, -(-min(_PROOF_TOKENS, self._card.window_tokens) // size))
+        length = min(_PROOF_TOKENS, self._card.window_tokens, num_own * size)
         key = SampleKey(params=SamplingParams(), seed=0, choice=0, eos_token_ids=(), max_tokens=1)
-        row = Row(ids, 0, range(self._layout.blocks_for(length)), SampleSpec(key, ids, length))
+        ids = tuple(index * 7919 % self._card.vocab_size for index in range(length))
+
+        def row(begin: int, end: int) -> Row:
+            sample = SampleSpec(key, ids, length) if end == length else None
+            return Row(ids[begin:end], begin, range(num_own), sample)
+
+        company = [Row(ids[:7], 0, (num_own,), None)] if num_own < self._layout.num_blocks else []
+        ends = sorted({max(1, length * 2 // 5), max(1, length - 2), max(1, length - 1), length})
         with torch.inference_mode():
-            logits = self._model.logits(self._forward([row], []))[0]
-        return hashlib.blake2b(logits.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+            whole = self._model.logits(self._forward([row(0, length)], []))[0]
+            for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+                cut = self._model.logits(self._forward([*company, row(begin, end)], []))
+        if not torch.equal(cut[0], whole):
+            raise BadModel(
+                "this machine's kernels can't be made deterministic", function="the model as a whole"
+            )
+        return hashlib.blake2b(whole.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
     @property
     def card(self) -> ModelCard:
@@ -167,9 +186,8 @@ class TorchRunner:
 
         returns  [rows that sample, vocabulary] float32, in the order of `rows`
         """
-        num_sampled = sum(1 for row in rows if row.sample)
         with torch.inference_mode():
-            return self._model.logits(self._forward(rows, []))[:num_sampled]
+            return self._model.logits(self._forward(rows, []))
 
     def _logits_and_scores(self, rows: Sequence[Row]) -> tuple[Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
         """As `logits`, and the scores of rows that ask, by their place in `rows`.
@@ -189,11 +207,11 @@ class TorchRunner:
         found: dict[int, tuple[TokenLogprobs, ...]] = {place: () for place, *_ in slices}
         with torch.inference_mode():
             hidden = self._forward(rows, [(place, positions) for place, positions, *_ in slices])
-            begin = num_sampled + -num_sampled % self._row_padding
-            logits = self._model.logits(hidden[:begin])[:num_sampled]
+            logits = self._model.logits(hidden[:num_sampled])
+            begin = num_sampled
             for place, positions, ids, top in slices:
-                end = begin + len(positions) + -len(positions) % self._row_padding
-                scored = self._model.logits(hidden[begin:end])[: len(positions)]
+                end = begin + len(positions)
+                scored = self._model.logits(hidden[begin:end])
                 found[place] += tuple(token_logprobs(scored, ids, top))
                 begin = end
         return logits, found
@@ -202,8 +220,7 @@ class TorchRunner:
         """Compute all rows.
 
         scored   (place in `rows`, positions in that row): whose hidden states are wanted besides the last ones
-        returns  [tokens, hidden]: of the last tokens of rows that sample, then of each of `scored`; each of these runs
-                 is padded
+        returns  [tokens, hidden]: of the last tokens of rows that sample, then of each of `scored`
         """
         torch.set_num_threads(self._num_threads)  # OpenMP keeps it per thread; another one may have built us
         # Single tokens first, by length: attention groups neighbours. The sort is stable: equal steps, equal batches.
@@ -218,27 +235,21 @@ class TorchRunner:
         self._begin_blocks(in_order)
         positions = [position for span in in_order for position in range(span.start, span.end)]
         last = [spans[index].first + spans[index].length - 1 for index, row in enumerate(rows) if row.sample]
-        wanted = self._padded(last)
-        for index, places in scored:
-            wanted += self._padded([spans[index].first + place for place in places])
+        wanted = last + [spans[index].first + place for index, places in scored for place in places]
+        padding = [0] * (self._precision.padded(len(token_ids)) - len(token_ids))
         with torch.inference_mode():
             step = StepInputs(
-                torch.tensor(self._padded(token_ids)),
-                torch.tensor(self._padded(positions)),
+                torch.tensor(token_ids + padding),
+                torch.tensor(positions + padding),
                 torch.tensor(wanted, dtype=torch.int64),
-                self._attention(in_order, len(token_ids)),
+                self._attention(in_order, len(token_ids) + len(padding)),
             )
             return self._model.forward(step)
 
-    def _attention(self, spans: list[Span], num_tokens: int) -> StepAttention:
-        num_rows = num_tokens + -num_tokens % self._row_padding
+    def _attention(self, spans: list[Span], num_rows: int) -> StepAttention:
         if self._card.deterministic:
             return TiledAttention(self._pool, spans, self._heads, num_rows)
-        return BatchedAttention(self._pool, spans, self._heads, num_rows, self._precision.compute)
-
-    def _padded(self, values: list[int]) -> list[int]:
-        """Repeat zeros up to a row number that keeps every row's bits (deterministic mode; else nothing)."""
-        return values + [0] * (-len(values) % self._row_padding)
+        return BatchedAttention(self._pool, spans, self._heads, self._precision.compute)
 
     def _begin_blocks(self, spans: list[Span]) -> None:
         """Zero each block that a row begins here and leaves partly unfilled."""

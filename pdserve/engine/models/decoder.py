@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pdserve.engine.attention import StepAttention
-from pdserve.engine.layers import RmsNorm, make_linear, soft_cap_, undivided
+from pdserve.engine.layers import RmsNorm
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.family import Family
 from pdserve.engine.models.feed_forward import MakeFeedForward
+from pdserve.engine.models.head import Head
 from pdserve.engine.models.self_attention import LoadQkv, SelfAttention
 from pdserve.engine.models.tensors import LayerTensors
-from pdserve.engine.numerics import Precision, RowFunction
-from pdserve.engine.rotary import Rotary
+from pdserve.engine.numerics import Precision
+from pdserve.engine.rotary import Rotary, drawn_positions
+from pdserve.engine.row_tiles import RowFunction
 from pdserve.engine.weights import Weights
 from pdserve.modelstore.expected_tensors import HEAD
 
@@ -55,23 +56,22 @@ class Decoder:
         self._norm = _norm(config, weights.load("model.norm.weight", (config.hidden_size,)), precision)
         # One that is stored counts whatever the config says, as in transformers 5: its numbers may be others.
         head = table if config.tied_embeddings and HEAD not in weights else HEAD
-        self._head = make_linear(precision, weights.load(head, table_shape))
+        self._head = Head(precision, weights.load(head, table_shape), config.final_softcap)
         weights.release()
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
-        self._rotaries = [Rotary(rope, config.head_dim, config.rotary_dim) for rope in ropes]
-        self._width = config.hidden_size
+        rotaries = [Rotary(rope, config.head_dim, config.rotary_dim) for rope in ropes]
+        self._turns = [
+            precision.rowwise("turns of positions", rotary.turns, 1, lambda rows: (drawn_positions(rows),))
+            for rotary in rotaries
+        ]
         self._vocab_size = config.vocab_size
-        self._soft_cap_ = None
-        if config.final_softcap:
-            capped = functools.partial(soft_cap_, cap=config.final_softcap)
-            self._soft_cap_ = undivided(capped) if precision.undivided else capped
 
     def forward(self, step: StepInputs) -> Tensor:
         """What `logits` takes, of the wanted rows: [rows, hidden], the last layer's output."""
         x = self._embeddings.rows(step.token_ids).to(self._stored).to(self._compute)
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
-        turns = [rotary.turns(step.positions) for rotary in self._rotaries]
+        turns = [of_positions(step.positions) for of_positions in self._turns]
         for layer in self._layers:
             layer.apply_(x, turns, step.attention)
         return x.index_select(0, step.logit_rows)
@@ -83,19 +83,7 @@ class Decoder:
         """
         if not len(hidden):
             return torch.empty(0, self._vocab_size)
-        logits = self._head(self._norm(hidden)).to(torch.float32)
-        return logits if self._soft_cap_ is None else self._soft_cap_(logits)
-
-    def row_functions(self) -> dict[str, tuple[RowFunction, int]]:
-        """All that is done row by row, with its input width, one of each shape: what a probe must try."""
-        head = {"head": (self._head, self._width), "norm": (self._norm, self._width)}
-        if self._soft_cap_ is not None:
-            soft_cap_ = self._soft_cap_
-            head["soft cap"] = (lambda x: soft_cap_(x.to(torch.float32, copy=True)), self._vocab_size)
-        functions: dict[str, tuple[RowFunction, int]] = {}
-        for layer in self._layers:  # not all alike: some may have experts
-            functions |= layer.row_functions(self._rotaries[0])
-        return functions | head
+        return self._head(self._norm(hidden))
 
 
 class _Layer:
@@ -109,15 +97,15 @@ class _Layer:
         tensors: LayerTensors,
         precision: Precision,
     ) -> None:
-        def norm(name: str) -> RmsNorm:
+        def norm(name: str) -> RowFunction:
             return _norm(config, tensors.norm(name, config.hidden_size), precision)
 
         self._attention = SelfAttention(config, load_qkv(config, tensors), tensors, precision)
         self._feed_forward = make_feed_forward(config, tensors, precision)
         self._rope = 1 if config.local_rope is not None and config.windows[tensors.index] else 0
         self._before_attention = norm("input_layernorm")
-        self._after_attention: RmsNorm | None = None
-        self._after_feed_forward: RmsNorm | None = None
+        self._after_attention: RowFunction | None = None
+        self._after_feed_forward: RowFunction | None = None
         if config.has_post_norms:
             self._after_attention = norm("post_attention_layernorm")
             self._before_feed_forward = norm("pre_feedforward_layernorm")
@@ -132,9 +120,7 @@ class _Layer:
         fed = self._feed_forward(self._before_feed_forward(x))
         x.add_(fed if self._after_feed_forward is None else self._after_feed_forward(fed))
 
-    def row_functions(self, rotary: Rotary) -> dict[str, tuple[RowFunction, int]]:
-        return {**self._attention.row_functions(rotary), **self._feed_forward.row_functions()}
 
-
-def _norm(config: ModelConfig, weight: Tensor, precision: Precision) -> RmsNorm:
-    return RmsNorm(weight, config.norm_eps, precision.compute, config.norm_offset)
+def _norm(config: ModelConfig, weight: Tensor, precision: Precision) -> RowFunction:
+    norm = RmsNorm(weight, config.norm_eps, precision.compute, config.norm_offset)
+    return precision.rowwise(f"norm of {len(weight)}", norm, len(weight))

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pdserve.engine.layers import geglu, make_linear, swiglu, undivided
+from pdserve.engine.layers import geglu, make_linear, swiglu
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.tensors import LayerTensors, Projection, stacked
-from pdserve.engine.numerics import Precision, RowFunction
+from pdserve.engine.numerics import Precision
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": swiglu, "gelu_tanh": geglu}
 
@@ -19,10 +19,6 @@ class FeedForward(Protocol):
     """[tokens, hidden] → [tokens, hidden], each token from itself alone; both in the dtype of the activations."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
-
-    def row_functions(self) -> dict[str, tuple[RowFunction, int]]:
-        """As `Decoder.row_functions`."""
-        ...
 
 
 class MakeFeedForward(Protocol):
@@ -47,18 +43,10 @@ class GatedFeedForward:
 
     def __init__(self, gate_up: Projection, down: Projection, activation: str, precision: Precision) -> None:
         """gate_up [2 · ffn, hidden], gate first."""
-        self._hidden, self._ffn = down.weight.shape
         self._gate_up = make_linear(precision, *gate_up)
         self._down = make_linear(precision, *down)
-        activate = _ACTIVATIONS[activation]
-        self._activate = undivided(activate) if precision.undivided else activate
+        width = len(gate_up.weight)
+        self._activate = precision.rowwise(f"{activation} of {width}", _ACTIVATIONS[activation], width)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._down(self._activate(self._gate_up(x)))
-
-    def row_functions(self) -> dict[str, tuple[RowFunction, int]]:
-        return {
-            "gate_up": (self._gate_up, self._hidden),
-            "activation": (self._activate, 2 * self._ffn),
-            "down": (self._down, self._ffn),
-        }

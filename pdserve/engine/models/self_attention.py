@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention import StepAttention
-from pdserve.engine.layers import HeadNorm, make_linear, undivided
+from pdserve.engine.layers import HeadNorm, make_linear
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.tensors import LayerTensors, Projection, stacked
-from pdserve.engine.numerics import Precision, RowFunction
-from pdserve.engine.rotary import Rotary, interleave_pairs, rotate_
+from pdserve.engine.numerics import Precision
+from pdserve.engine.rotary import Rotary, drawn_positions, interleave_pairs, rotate_
 
 
 class Qkv(NamedTuple):
@@ -45,44 +45,35 @@ class SelfAttention:
     def __init__(self, config: ModelConfig, qkv: Qkv, tensors: LayerTensors, precision: Precision) -> None:
         queries, hidden = config.num_heads * config.head_dim, config.hidden_size
         self._index = tensors.index
-        self._hidden = hidden
-        self._query_width = queries
         self._rotated_width = queries + config.num_kv_heads * config.head_dim
         q = _interleaved(qkv.queries, config.num_heads, config.rotary_dim)
         k = _interleaved(qkv.keys, config.num_kv_heads, config.rotary_dim)
-        self._qkv = make_linear(precision, *stacked(q, k, qkv.values))
+        projection = stacked(q, k, qkv.values)
+        self._qkv = make_linear(precision, *projection)
         out = tensors.projection("self_attn.o_proj", hidden, queries, config.output_bias)
         self._out = make_linear(precision, *out)
-        self._rotate_ = undivided(rotate_) if precision.undivided else rotate_
-        self._normalise_ = None
-        if config.has_qk_norm:
-            norm = _head_norm(config, tensors)
-            self._normalise_ = undivided(norm.apply_) if precision.undivided else norm.apply_
+        self._norm = _head_norm(config, tensors) if config.has_qk_norm else None
+        rotary = Rotary(config.rope, config.head_dim, config.rotary_dim)
+        self._turned = precision.rowwise(
+            "turn",
+            self._turn,
+            len(projection.weight),
+            lambda rows: (rows.clone(), rotary.turns(drawn_positions(rows))),
+        )
 
     def __call__(self, x: Tensor, turns: Tensor, attention: StepAttention) -> Tensor:
         """[tokens, hidden] → [tokens, hidden], in the dtype of the activations."""
-        qkv = self._qkv(x).to(torch.float32)
-        rotated = qkv[:, : self._rotated_width]
-        if self._normalise_ is not None:
-            self._normalise_(rotated)
-        self._rotate_(rotated, turns)
+        qkv = self._turned(self._qkv(x), turns)
         return self._out(attention.attend(self._index, qkv).to(x.dtype))
 
-    def row_functions(self, rotary: Rotary) -> dict[str, tuple[RowFunction, int]]:
-        """As `Decoder.row_functions`."""
-
-        def rotated(x: Tensor) -> Tensor:
-            turned = x.to(torch.float32, copy=True)
-            if self._normalise_ is not None:
-                self._normalise_(turned)
-            self._rotate_(turned, rotary.turns(torch.full((len(x),), 1000)))
-            return turned
-
-        return {
-            "qkv": (self._qkv, self._hidden),
-            "rotate": (rotated, self._rotated_width),
-            "out": (self._out, self._query_width),
-        }
+    def _turn(self, projected: Tensor, turns: Tensor) -> Tensor:
+        """As float32, queries and keys normalised where the family does that, and turned. May overwrite `projected`."""
+        qkv = projected.to(torch.float32)
+        heads = qkv[:, : self._rotated_width]
+        if self._norm is not None:
+            self._norm.apply_(heads)
+        rotate_(heads, turns)
+        return qkv
 
 
 def _head_norm(config: ModelConfig, tensors: LayerTensors) -> HeadNorm:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdserve.engine.config_section import Section
-from pdserve.engine.experts import Expert, Router, SparseFeedForward, expert_row_padding
+from pdserve.engine.experts import Router, SparseFeedForward
 from pdserve.engine.model_config import BadModel, ExpertsConfig, ModelConfig
-from pdserve.engine.models.feed_forward import FeedForward, gated_feed_forward
-from pdserve.engine.models.tensors import LayerTensors
+from pdserve.engine.models.feed_forward import FeedForward, GatedFeedForward, gated_feed_forward
+from pdserve.engine.models.tensors import LayerTensors, Projection, stacked
 from pdserve.engine.numerics import Precision
 
 
@@ -27,31 +27,28 @@ class SparseFeedForwards:
 
     def __init__(self, names: ExpertNames) -> None:
         self._names = names
-        self._row_padding: int | None = None  # found on the first expert, since all are alike
 
     def __call__(self, config: ModelConfig, tensors: LayerTensors, precision: Precision) -> FeedForward:
         assert config.experts is not None
         if not config.experts.layers[tensors.index]:
             return gated_feed_forward(config, tensors, precision)
         gate = tensors.matrix(self._names.router, config.experts.num_experts, config.hidden_size)
-        router = Router(gate, config.experts.num_chosen, config.experts.is_normalised)
+        router = Router(precision, gate, config.experts.num_chosen, config.experts.is_normalised)
         experts = [
             self._expert(number, config.hidden_size, config.experts.ffn_size, tensors, precision)
             for number in range(config.experts.num_experts)
         ]
-        if self._row_padding is None:
-            self._row_padding = expert_row_padding(experts[0], precision)
-        return SparseFeedForward(router, experts, self._row_padding)
+        return SparseFeedForward(router, experts)
 
     def _expert(
         self, number: int, hidden: int, ffn: int, tensors: LayerTensors, precision: Precision
-    ) -> Expert:
-        expert = Expert(
-            precision,
-            tensors.matrix(self._names.gate.format(number), ffn, hidden),
-            tensors.matrix(self._names.up.format(number), ffn, hidden),
-            tensors.matrix(self._names.down.format(number), hidden, ffn),
-        )
+    ) -> GatedFeedForward:
+        def matrix(name: str, rows: int, columns: int) -> Projection:
+            return tensors.projection(name.format(number), rows, columns)
+
+        gate, up = (matrix(name, ffn, hidden) for name in (self._names.gate, self._names.up))
+        down = matrix(self._names.down, hidden, ffn)
+        expert = GatedFeedForward(stacked(gate, up), down, "silu", precision)
         tensors.release()  # a layer's experts together may be gigabytes
         return expert
 

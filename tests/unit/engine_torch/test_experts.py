@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdserve.engine.experts import Expert, Router, SparseFeedForward, expert_row_padding
-from pdserve.engine.numerics import LinearKind, Precision, choose_precision, safe_row_padding
+from pdserve.engine.experts import Router, SparseFeedForward
+from pdserve.engine.models.feed_forward import GatedFeedForward
+from pdserve.engine.models.tensors import Projection, stacked
+from pdserve.engine.numerics import LinearKind, Precision, choose_precision
+from pdserve.engine.row_proof import prove
+from pdserve.engine.row_tiles import RowTiles
 
 HIDDEN, FFN = 96, 64
 PLAIN = Precision("float32", torch.float32, torch.float32, LinearKind.PLAIN)
@@ -35,9 +40,16 @@ class World:
         self.normalised = normalised
 
     def layer(self, precision: Precision) -> SparseFeedForward:
-        experts = [Expert(precision, *matrices) for matrices in self.experts]
-        router = Router(self.gate, self.num_chosen, self.normalised)
-        return SparseFeedForward(router, experts, expert_row_padding(experts[0], precision))
+        experts = [
+            GatedFeedForward(
+                stacked(Projection(gate, None), Projection(up, None)),
+                Projection(down, None),
+                "silu",
+                precision,
+            )
+            for gate, up, down in self.experts
+        ]
+        return SparseFeedForward(Router(precision, self.gate, self.num_chosen, self.normalised), experts)
 
     def oracle(self, x: Tensor) -> Array:
         """The definition: one token after the other, one expert after the other."""
@@ -100,13 +112,13 @@ def test_all_tokens_choose_the_same_expert() -> None:
 @pytest.mark.parametrize("num_experts", [4, 16, 128])
 def test_ties_go_to_the_lower_numbers(num_tokens: int, num_experts: int) -> None:
     """All equal; and pairs of equals, where more than one pair is wanted."""
-    equal = Router(torch.zeros(num_experts, HIDDEN), 3, normalised=True)
+    equal = Router(PLAIN, torch.zeros(num_experts, HIDDEN), 3, normalised=True)
     weights, chosen = equal.choose(tokens(num_tokens))
     assert chosen.tolist() == [[0, 1, 2]] * num_tokens
     torch.testing.assert_close(weights, torch.full((num_tokens, 3), 1 / 3))
 
     gate = World(num_experts // 2, 1).gate.repeat(2, 1)  # expert e and e + half are equal
-    weights, chosen = Router(gate, 4, normalised=False).choose(tokens(num_tokens))
+    weights, chosen = Router(PLAIN, gate, 4, normalised=False).choose(tokens(num_tokens))
     assert torch.equal(chosen[:, 1], chosen[:, 0] + num_experts // 2)
     assert torch.equal(chosen[:, 3], chosen[:, 2] + num_experts // 2)
     assert torch.equal(weights[:, 0], weights[:, 1])
@@ -134,18 +146,18 @@ DETERMINISTIC = {
 @pytest.mark.parametrize("name", DETERMINISTIC)
 @pytest.mark.parametrize("num_threads", [1, 7])
 def test_bits_depend_on_the_row_alone(name: str, num_threads: int) -> None:
-    chosen = DETERMINISTIC[name]
-    precision = Precision(chosen.name, chosen.compute, chosen.kv, chosen.linear, undivided=True)
+    tiles = RowTiles()
+    precision = replace(DETERMINISTIC[name], tiles=tiles)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
         layer = World(16, 4).layer(precision)
-        padding = safe_row_padding(layer.row_functions(), precision.compute)
-        x = tokens(48 * padding).to(precision.compute)
+        prove(tiles, precision.compute)
+        x = tokens(200).to(precision.compute)
         whole = layer(x)
         source = torch.Generator().manual_seed(3)
-        for count in (1, 2, 3, 5, 8, 13, 21, 34):
-            picked = torch.randperm(len(x), generator=source)[: count * padding]
+        for count in (1, 2, 3, 5, 8, 13, 21, 34, 150):
+            picked = torch.randperm(len(x), generator=source)[:count]
             assert torch.equal(layer(x[picked]), whole[picked]), count
     finally:
         torch.set_num_threads(before)

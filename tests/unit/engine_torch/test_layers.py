@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pdserve.engine.layers import HeadNorm, RmsNorm, geglu, make_linear, soft_cap_, swiglu, undivided
+from pdserve.engine.layers import HeadNorm, RmsNorm, geglu, make_linear, soft_cap_, swiglu
 from pdserve.engine.model_config import RopeConfig
 from pdserve.engine.numerics import LinearKind, Precision, choose_precision
 from pdserve.engine.rotary import Rotary, interleave_pairs, rope_frequencies, rotate_
+from pdserve.engine.row_tiles import undivided
 
 FLOAT32 = [
     Precision("float32", torch.float32, torch.float32, kind) for kind in (LinearKind.PLAIN, LinearKind.ONEDNN)

@@ -1,0 +1,43 @@
+"""The output head: hidden states to logits."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.layers import make_linear, soft_cap_
+from pdserve.engine.numerics import Precision
+from pdserve.engine.row_tiles import RowFunction
+
+# Tokens of a slice: a proof of 4,096 rows over a whole vocabulary would take longer than all the rest of a start.
+_SLICE_TOKENS = 2048
+
+
+class Head:
+    """[rows, hidden] → [rows, vocabulary] float32; in deterministic mode slice by slice of the vocabulary."""
+
+    def __init__(self, precision: Precision, weight: Tensor, softcap: float) -> None:
+        """weight [vocabulary, hidden]; softcap 0: none."""
+        size = len(weight) if precision.tiles is None else _SLICE_TOKENS
+        self._slices = [self._slice(precision, part, softcap) for part in torch.split(weight, size)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        parts = [logits(x) for logits in self._slices]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    @staticmethod
+    def _slice(precision: Precision, weight: Tensor, softcap: float) -> RowFunction:
+        linear = make_linear(precision, weight)
+        if not softcap:
+            return lambda x: linear(x).to(torch.float32)
+        size = len(weight)
+        cap_ = precision.rowwise(
+            f"soft cap of {size}", functools.partial(soft_cap_, cap=softcap), size, _as_logits
+        )
+        return lambda x: cap_(linear(x).to(torch.float32))
+
+
+def _as_logits(rows: Tensor) -> tuple[Tensor, ...]:
+    return (rows.to(torch.float32, copy=True),)
