@@ -104,6 +104,7 @@ def _prepare_structures(tokenizer: Tokenizer, clock: Clock) -> WorkerStructures:
 
 def _load_torch(folder: Path, config: EngineConfig, progress: ByteProgress) -> Runner:
     # Here, so that a worker with the fake engine never imports torch.
+    from pdserve.engine.numerics import choose_precision
     from pdserve.engine.torch_runner import TorchRunner
 
     return TorchRunner(
@@ -115,6 +116,7 @@ def _load_torch(folder: Path, config: EngineConfig, progress: ByteProgress) -> R
         kv_memory_bytes=config.kv_memory_bytes,
         block_size=config.block_size,
         long_context=config.long_context,
+        precision=choose_precision(config.dtype, config.linear),
         progress=progress,
     )
 

@@ -149,6 +149,11 @@ class EngineConfig:
                         choices=("torch", "fake"))  # fmt: skip
     dtype: str = setting("auto", "auto = bfloat16 where the CPU has instructions for it, else float32",
                          choices=("auto", "bfloat16", "float32"))  # fmt: skip
+    linear: str = setting(
+        "auto",
+        "kernels that multiply by weights; auto = by the CPU",
+        choices=("auto", "onednn", "fbgemm-half", "plain"),
+    )
     deterministic: bool = setting(
         False, "results don't depend on batching, chunks, cache hits or worker; slower"
     )
