@@ -118,11 +118,11 @@ class DecodeCore:
         session_id = received.session_id
         if isinstance(start, StartPrefill):
             role = InvalidRequest("this worker doesn't prefill for other workers")
-            self._desk.refuse(session_id, start.handle, role)
+            self._desk.refuse(session_id, start, role)
             return
         error = self._why_not(start)
         if error is not None:
-            self._desk.refuse(session_id, start.handle, error)
+            self._desk.refuse(session_id, start, error)
             return
         now_s = self._clock.now_s()
         attempt = self._new_attempt(start, received)
@@ -133,7 +133,7 @@ class DecodeCore:
             self._drop(attempt)
             num_waiting = self._queue.num_waiting
             full = Overloaded("the waiting list is full", retry_after_s=_RETRY_AFTER_S, waiting=num_waiting)
-            self._desk.refuse(session_id, start.handle, full)
+            self._desk.refuse(session_id, start, full)
         self._say_places()
 
     def _why_not(self, start: StartDecode) -> InvalidRequest | None:
@@ -183,7 +183,9 @@ class DecodeCore:
     def _revoke(self, grant: Grant) -> None:
         """Take a grant back for older sequences."""
         self._desk.num_revocations += 1
-        log.info("grant.revoked", handle=grant.attempt.handle, lease=grant.lease_id)
+        log.info(
+            "grant.revoked", handle=grant.attempt.handle, lease=grant.lease_id, **grant.attempt.name.logged
+        )
         error = Revoked("the grant was taken back for older sequences", lease_id=grant.lease_id)
         self.fail_attempt(grant.attempt, error)
 
@@ -213,7 +215,7 @@ class DecodeCore:
         grant = self._grants.retire(retired)
         if not grant.ended:
             log.info(
-                "lease.lost", lease=grant.lease_id, handle=grant.attempt.handle,
+                "lease.lost", lease=grant.lease_id, handle=grant.attempt.handle, **grant.attempt.name.logged,
                 peer=str(grant.source), quarantine=retired.quarantine,
                 error=type(retired.error).__name__, reason=str(retired.error),
             )  # fmt: skip
@@ -275,6 +277,7 @@ class DecodeCore:
     # --- ends
 
     def _finish(self, attempt: DecodeAttempt, reason: FinishReason) -> None:
+        attempt.note_end(reason.value)
         self._send(attempt, finished(attempt, reason))
         self._drop(attempt)
 
@@ -295,13 +298,14 @@ class DecodeCore:
         if attempt.state is DecodeState.ACTIVE:
             self._engine.end(attempt.seq, cache=cache)
         attempt.move(DecodeState.ENDED, self._clock.now_s())
-        del self._attempts[attempt.handle]
+        attempt.note_end("refused")
+        self._desk.let_go(attempt)
 
     def _refuse_waiting(self) -> None:
         for attempt in self._queue.waiting():
             self._drop(attempt)
             error = Draining("the worker accepts no new work")
-            self._desk.refuse(attempt.session_id, attempt.handle, error)
+            self._desk.refuse(attempt.session_id, attempt, error)
 
     # --- what is said
 

@@ -120,7 +120,7 @@ class Grants:
         )
         self._grants[grant.lease_id] = grant
         expected = tuple(block_ids[: grant.num_expected])
-        self._to_transfer(ExpectLease(grant.lease_id, grant.source, len(hits), expected))
+        self._to_transfer(ExpectLease(grant.lease_id, grant.source, len(hits), expected, attempt.name))
         return grant
 
     def note_received(self, lease_id: int, num_received: int) -> Grant | None:

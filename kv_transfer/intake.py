@@ -209,7 +209,13 @@ class Intake:
             return asked.lease
         lease, piece = asked.lease, asked.piece
         count(self._metrics.corrupt, self._port.peer.id)
-        log.warning("piece.corrupt", peer=self._port.peer.id, lease_id=lease.lease_id, piece=piece)
+        log.warning(
+            "piece.corrupt",
+            peer=self._port.peer.id,
+            lease_id=lease.lease_id,
+            **lease.name.logged,
+            piece=piece,
+        )
         if piece in lease.retried:
             return KvCorrupt("a piece with a wrong checksum, twice", lease_id=lease.lease_id, piece=piece)
         lease.retried.add(piece)

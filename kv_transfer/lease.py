@@ -8,7 +8,7 @@ from enum import Enum
 
 from kv_transfer.frames import Commit, PulledPiece
 from pdserve.errors import PdserveError
-from pdserve.ids import WorkerRef
+from pdserve.ids import NAMELESS, AttemptName, WorkerRef
 
 
 class SendState(Enum):
@@ -49,6 +49,7 @@ class SendLease:
     pulled_bytes: int = 0
     sent_bytes: int = 0
     error: PdserveError | None = None
+    name: AttemptName = NAMELESS
     is_stuck_logged: bool = False
 
     def enter(self, state: SendState, now_s: float) -> None:
@@ -97,6 +98,7 @@ class ReceiveLease:
     first_pull_s: float | None = None
     last_data_s: float | None = None
     commit_s: float | None = None
+    name: AttemptName = NAMELESS
     is_stuck_logged: bool = False
 
     @property

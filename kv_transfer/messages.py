@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdserve.errors import PdserveError
-from pdserve.ids import WorkerRef
+from pdserve.ids import NAMELESS, AttemptName, WorkerRef
 from pdserve.messages import TokenLogprobs
 
 # --- loop -> transfer (prefill worker): links
@@ -69,6 +69,7 @@ class OpenLease:
     decode_worker: WorkerRef
     num_blocks: int
     num_skip: int
+    name: AttemptName = NAMELESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class ExpectLease:
     source: WorkerRef
     num_skip: int
     block_ids: tuple[int, ...]
+    name: AttemptName = NAMELESS
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ class Receiver:
             progress_s=self._clock.now_s(),
             pieces=bytearray(num_expected * self._intake.cut.pieces_per_block),
             blocks_left=[self._intake.cut.pieces_per_block] * num_expected,
+            name=message.name,
         )
         self.leases.open(lease)
         if any(not 0 <= block_id < self._num_blocks for block_id in message.block_ids):
@@ -330,6 +331,7 @@ class Receiver:
             "lease.failed",
             side="decode",
             lease_id=lease.lease_id,
+            **lease.name.logged,
             peer=self._port.peer.id,
             state=lease.state.value,
             error=type(error).__name__,

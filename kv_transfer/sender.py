@@ -125,6 +125,7 @@ class Sender:
             num_skip=message.num_skip,
             upto=message.num_skip,
             progress_s=now_s,
+            name=message.name,
         )
         self.leases.open(lease)
         failed = self._early_fails.pop(message.lease_id, None)
@@ -406,6 +407,7 @@ class Sender:
                 "lease.failed",
                 side="prefill",
                 lease_id=lease.lease_id,
+                **lease.name.logged,
                 peer=self._port.peer.id,
                 state=lease.state.value,
                 error=type(error).__name__,

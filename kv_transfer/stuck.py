@@ -7,7 +7,7 @@ from typing import Protocol
 
 import structlog
 
-from pdserve.ids import WorkerRef
+from pdserve.ids import AttemptName, WorkerRef
 from pdserve.stuck import STUCK_S, MayStick, is_newly_stuck
 
 log = structlog.get_logger()
@@ -20,6 +20,8 @@ class LiveLease(MayStick, Protocol):
     def lease_id(self) -> int: ...
     @property
     def state(self) -> Enum: ...
+    @property
+    def name(self) -> AttemptName: ...
 
 
 def log_if_stuck(lease: LiveLease, *, side: str, peer: WorkerRef, now_s: float) -> float:
@@ -29,6 +31,7 @@ def log_if_stuck(lease: LiveLease, *, side: str, peer: WorkerRef, now_s: float) 
             "lease.stuck",
             side=side,
             lease_id=lease.lease_id,
+            **lease.name.logged,
             state=lease.state.value,
             peer=peer.id,
             age_s=round(now_s - lease.progress_s, 3),

@@ -51,6 +51,33 @@ class WorkerRef:
         return f"{self.id}@{self.epoch}"
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptName:
+    """Whose work something is, for logs: the same in every process that has a part in it.
+
+    choice, attempt  from 0, and from 1
+    traceparent      of the client's call, as W3C Trace Context writes it; "" = it had none
+    """
+
+    request_id: str = ""
+    choice: int = 0
+    attempt: int = 0
+    traceparent: str = ""
+
+    @property
+    def logged(self) -> dict[str, str | int]:
+        """The fields of a log line."""
+        fields: dict[str, str | int] = {
+            "request_id": self.request_id,
+            "choice": self.choice,
+            "attempt": self.attempt,
+        }
+        return fields | {"traceparent": self.traceparent} if self.traceparent else fields
+
+
+NAMELESS = AttemptName()
+
+
 def draw_id64(source: Random) -> int:
     """A non-zero 64-bit id (handles, lease ids, nonces): 0 means "none" on the wire."""
     while True:

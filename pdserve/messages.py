@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Annotated
 
 from pdserve.errors import Failure, InvalidRequest
-from pdserve.ids import WorkerRef
+from pdserve.ids import NAMELESS, AttemptName, WorkerRef
 from pdserve.sampling import FinishReason, SampleKey
 from pdserve.wire_version import WireVersion
 
@@ -103,6 +103,7 @@ class StartPrefill:
     decode_worker: WorkerRef
     num_skip_blocks: int
     cache_salt: str = ""
+    name: AttemptName = NAMELESS
 
     def check(self) -> None:
         """Raises InvalidRequest."""
@@ -123,6 +124,7 @@ class StartDecode:
     priority: int = 0
     age_s: Seconds = 0.0
     cache_salt: str = ""
+    name: AttemptName = NAMELESS
 
     def check(self) -> None:
         """Raises InvalidRequest."""

@@ -112,10 +112,10 @@ class PrefillCore:
     def start_attempt(self, start: StartPrefill | StartDecode, received: FromSession) -> None:
         session_id, num_tokens = received.session_id, len(start.token_ids)
         if isinstance(start, StartDecode):
-            self._desk.refuse(session_id, start.handle, InvalidRequest("this worker's role is prefill"))
+            self._desk.refuse(session_id, start, InvalidRequest("this worker's role is prefill"))
             return
         if start.lease_id in self._by_lease:
-            self._desk.ignore("attempt.repeated", handle=start.handle, lease=start.lease_id)
+            self._desk.ignore("attempt.repeated", start)
             return
         error = self._why_not(start)
         if error is None and not self._credits.take(session_id, num_tokens):
@@ -123,7 +123,7 @@ class PrefillCore:
                 "the prefill queue is full", queued_tokens=self._credits.used, bound=self._credits.bound
             )
         if error is not None:
-            self._desk.refuse(session_id, start.handle, error)
+            self._desk.refuse(session_id, start, error)
             return
         self._accept(start, received)
 
@@ -147,6 +147,7 @@ class PrefillCore:
         lease = OfferedLease(
             lease_id=start.lease_id,
             handle=start.handle,
+            name=start.name,
             decode_worker=start.decode_worker,
             num_blocks=-(-num_tokens // self._engine.pool.block_size),
             num_skip=start.num_skip_blocks,
@@ -253,6 +254,7 @@ class PrefillCore:
             attempt.move(PrefillState.SAMPLED, now_s)
             self._offering.commit(attempt.lease, sampled.token_id, sampled.logprobs)
         else:
+            attempt.note_end(sampled.finish.value)
             attempt.move(PrefillState.ENDED, now_s)
         self._engine.end(attempt.seq)  # what is offered stays referenced by the lease
 
@@ -266,7 +268,7 @@ class PrefillCore:
             raise InvariantViolated("confirmed before it was committed", lease=closed.lease_id)
         if closed.error is not None:
             log.info(
-                "lease.lost", lease=closed.lease_id, handle=attempt.handle,
+                "lease.lost", lease=closed.lease_id, handle=attempt.handle, **attempt.name.logged,
                 peer=str(attempt.lease.decode_worker), link_lost=closed.link_lost,
                 error=type(closed.error).__name__, reason=str(closed.error),
             )  # fmt: skip
@@ -275,7 +277,8 @@ class PrefillCore:
         self._stop(attempt, hold_s=self._hold_s if closed.link_lost else None)
         self._offering.close(closed)
         del self._by_lease[closed.lease_id]
-        del self._attempts[attempt.handle]
+        attempt.note_end("handed_off")
+        self._desk.let_go(attempt)
 
     def end_attempt(self, attempt: PrefillAttempt, error: PdserveError) -> None:
         self._stop(attempt)

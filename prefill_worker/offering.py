@@ -12,7 +12,7 @@ from kv_transfer.messages import Commit, LeaseClosed, Offer, OpenLease, Withdraw
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import PdserveError
-from pdserve.ids import WorkerRef
+from pdserve.ids import AttemptName, WorkerRef
 from pdserve.messages import TokenLogprobs
 from pdserve.owner import Post
 
@@ -28,6 +28,7 @@ class OfferedLease:
 
     lease_id: int
     handle: int
+    name: AttemptName
     decode_worker: WorkerRef
     num_blocks: int
     num_skip: int
@@ -57,7 +58,9 @@ class Offering:
     def open(self, lease: OfferedLease) -> None:
         """The attempt is accepted; the peer may end the lease from now on."""
         self._leases[lease.lease_id] = lease
-        self._to_transfer(OpenLease(lease.lease_id, lease.decode_worker, lease.num_blocks, lease.num_skip))
+        self._to_transfer(
+            OpenLease(lease.lease_id, lease.decode_worker, lease.num_blocks, lease.num_skip, lease.name)
+        )
 
     def may_begin(self, lease: OfferedLease) -> bool:
         """Whether its prefill may start: a slow decode worker may tie up a quarter of the pool, no more.

@@ -255,10 +255,13 @@ class RouterApp:
 
     # --- requests
 
-    def generate(self, request: GenerateRequest, *, deadline_left_s: float | None = None) -> Generation:
+    def generate(
+        self, request: GenerateRequest, *, deadline_left_s: float | None = None, traceparent: str = ""
+    ) -> Generation:
         """Accept one request and begin it; what only the model can tell of it is raised by the first event.
 
         deadline_left_s  seconds that the client gives; None = timeouts.request_s
+        traceparent      of the client's call, for logs
         Raises InvalidRequest at once for a request that breaks a rule, or whose id runs already; Draining if the
         router takes no more.
         """
@@ -271,7 +274,7 @@ class RouterApp:
                 raise InvalidRequest("a request of this id is running", request_id=request_id)
         if deadline_left_s is None or not math.isfinite(deadline_left_s):
             deadline_left_s = self._config.timeouts.request_s
-        conductor = Conductor(self._parts, request, request_id, deadline_left_s)
+        conductor = Conductor(self._parts, request, request_id, deadline_left_s, traceparent)
         self._conductors[request_id] = conductor
         self._idle.clear()
         task = self._tasks.create_task(conductor.run())

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Protocol
 
 from pdserve.errors import PdserveError
-from pdserve.ids import WorkerRef
+from pdserve.ids import AttemptName, WorkerRef
 from pdserve.messages import (
     Finished,
     FirstToken,
@@ -97,6 +97,7 @@ class Order:
     priority: int
     age_s: float
     cache_salt: str
+    name: AttemptName
 
     def start_decode(self, handle: int, deadline_left_s: float, source: WorkerRef | None) -> StartDecode:
         """For the decode worker; source: the prefill worker, None = the decode worker prefills."""
@@ -111,6 +112,7 @@ class Order:
             priority=self.priority,
             age_s=self.age_s,
             cache_salt=self.cache_salt,
+            name=self.name,
         )
 
     def start_prefill(
@@ -128,6 +130,7 @@ class Order:
             decode_worker=decode_worker,
             num_skip_blocks=granted.num_cached_blocks,
             cache_salt=self.cache_salt,
+            name=self.name,
         )
 
 

@@ -10,7 +10,7 @@ import structlog
 
 from pdserve.clock import Clock
 from pdserve.errors import KvCorrupt, LinkLost
-from pdserve.ids import Random, draw_id64
+from pdserve.ids import AttemptName, Random, draw_id64
 from pdserve.request import GenerateRequest
 from pdserve.service.config import Config
 from pdserve.stuck import STUCK_S
@@ -61,6 +61,7 @@ class Asked:
     request: GenerateRequest
     identity: ModelIdentity
     request_id: str
+    traceparent: str
     received_s: float
     left_s: Callable[[], float]
 
@@ -116,8 +117,7 @@ class ChoiceRun:
         self._stuck_logged = stuck
         log.warning(
             "request.stuck",
-            request_id=self._asked.request_id,
-            choice=self.choice.index,
+            **self._name.logged,
             state=stuck[1],
             prefill="" if prefill is None else prefill.id,
             decode=decode,
@@ -173,9 +173,8 @@ class ChoiceRun:
         choice, tries = self.choice, self.tries
         log.info(
             "attempt.failed",
-            request_id=self._asked.request_id,
-            choice=choice.index,
-            attempt=tries.num_attempts,
+            handle=attempt.handle,
+            **attempt.order.name.logged,
             prefill="" if attempt.prefill is None else attempt.prefill.id,
             decode=attempt.decode.id,
             num_tokens=choice.num_generated,
@@ -234,6 +233,13 @@ class ChoiceRun:
         choice.decode_worker = placement.decode.id
         self.pair = (choice.prefill_worker, choice.decode_worker)
         self._explain(placement)
+        log.debug(
+            "attempt.begun",
+            handle=attempt.handle,
+            **attempt.order.name.logged,
+            prefill=choice.prefill_worker,
+            decode=choice.decode_worker,
+        )
         attempt.start(
             num_blocks=ticket.need.num_tokens // placement.decode.hello.block_size + 1,
             num_uncached_tokens=placement.expected.num_uncached,
@@ -258,7 +264,14 @@ class ChoiceRun:
             priority=self._asked.request.priority,
             age_s=now_s - tries.first_start_s,
             cache_salt=self._asked.request.cache_salt,
+            name=self._name,
         )
+
+    @property
+    def _name(self) -> AttemptName:
+        """Of the attempt that runs, or waits, or comes next."""
+        asked = self._asked
+        return AttemptName(asked.request_id, self.choice.index, self.tries.num_attempts, asked.traceparent)
 
     def _explain(self, placement: Placement) -> None:
         self.explained = self._parts.explanations.add(

@@ -41,10 +41,16 @@ class Conductor:
     """
 
     def __init__(
-        self, parts: Parts, request: GenerateRequest, request_id: str, deadline_left_s: float
+        self,
+        parts: Parts,
+        request: GenerateRequest,
+        request_id: str,
+        deadline_left_s: float,
+        traceparent: str = "",
     ) -> None:
         self.request = request
         self.request_id = request_id
+        self.traceparent = traceparent
         self.received_s = parts.clock.now_s()
         self.seed = 0
         self.prompt_ids: tuple[int, ...] = ()
@@ -271,6 +277,7 @@ class Conductor:
                 request=self.request,
                 identity=identity,
                 request_id=self.request_id,
+                traceparent=self.traceparent,
                 received_s=self.received_s,
                 left_s=self._left_s,
             ),

@@ -12,6 +12,7 @@ from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO
 from router.app import RouterApp
 from router.summary import refusals_told
+from router.traceparent import traceparent_of
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -23,7 +24,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         with refusals_told(request.request_id, self._app.metrics):
             asked = GenerateRequest.from_proto(request, self._app.fleet.limits)
-        generation = self._app.generate(asked, deadline_left_s=context.time_remaining())
+        traceparent = traceparent_of(context.invocation_metadata())
+        generation = self._app.generate(
+            asked, deadline_left_s=context.time_remaining(), traceparent=traceparent
+        )
         stall = _Stall()
         generation.on_stalled = stall.end_write
         try:

@@ -22,6 +22,7 @@ class EndedRequest(Protocol):
 
     request: GenerateRequest
     request_id: str
+    traceparent: str
     received_s: float
     prompt_ids: tuple[int, ...]
     choices: list[Choice]
@@ -67,6 +68,8 @@ def log_finished(
         "num_completion_tokens": sum(choice.num_generated for choice in ended.choices),
         "took_s": round(now_s - ended.received_s, 4),
     }
+    if ended.traceparent:
+        fields["traceparent"] = ended.traceparent
     structure = ended.request.sampling.structure
     if ended.choices:
         first = ended.choices[0]

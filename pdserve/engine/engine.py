@@ -171,6 +171,7 @@ class Engine:
             log.info(
                 "sequence.preempted",
                 handle=taken.seq.handle,
+                **taken.seq.name.logged,
                 num_tokens=len(taken.seq.ids),
                 how=type(taken).__name__,
             )
@@ -278,15 +279,15 @@ class Engine:
         events.append(Sampled(seq, token_id, output.logprobs, finish, first))
 
     def _row_died(self, seq: Sequence, error: RowFailed, events: list[EngineEvent]) -> None:
-        log.warning("sequence.died", handle=seq.handle, error=str(error))
+        log.warning("sequence.died", handle=seq.handle, **seq.name.logged, error=str(error))
         seq.may_be_cached = False
         self._leave(seq)
         events.append(RowDied(seq, error))
 
     def _step_died(self, planned: Seq[PlannedRow], cause: Exception) -> StepDied:
         sound = self.pool.adds_up() and self.runner.card.step_errors_are_sound
-        handles = [row.seq.handle for row in planned]
-        log.error("step.died", step=self.num_steps, handles=handles, sound=sound, exc_info=cause)
+        attempts = [{"handle": row.seq.handle, **row.seq.name.logged} for row in planned]
+        log.error("step.died", step=self.num_steps, attempts=attempts, sound=sound, exc_info=cause)
         for row in planned:
             self._leave(row.seq)
         error = StepFailed(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pdserve.engine.phase_energy import PhaseEnergy
+from pdserve.ids import NAMELESS, AttemptName
 from pdserve.sampling import SampleKey
 from pdserve.token_matcher import TokenMatcher
 
@@ -33,6 +34,7 @@ class Sequence:
     ids                prompt (with replayed tokens) and what was sampled since
     num_prompt_tokens  where generated tokens begin in ids, for sampling and usage
     matcher            has taken in what was generated; None = any text will do
+    name               whose it is, for logs
     num_strikes        failed steps the request was part of; with one it runs alone
     takes_hits         False: computes all its positions itself (prompt logprobs)
     block_table        blocks that it holds a reference on, in logical order
@@ -51,6 +53,7 @@ class Sequence:
     key: SampleKey
     matcher: TokenMatcher | None = None
     cache_salt: str = ""
+    name: AttemptName = NAMELESS
     num_strikes: int = 0
     takes_hits: bool = True
     block_table: list[int] = field(default_factory=list)

@@ -3,7 +3,7 @@
     field of the dataclass        field of the message
     int, float, str, bytes, bool  the same; `| None`: optional
     an enum                       an enum, whose names have a prefix; `| None`: 0, which is refused otherwise
-    a dataclass                   a message; `| None`: absent. Without it: refused if absent, or the field's default
+    a dataclass                   a message; absent: None, or the field's default; refused where there is neither
     tuple[X, ...]                 repeated X
     tuple[A, B]                   a message of these two fields, in their order
     tuple[tuple[X, ...], ...]     repeated: a message of one repeated field
@@ -228,10 +228,13 @@ class _Source:
         form = self.value(hint, field)
         if not field.has_presence:
             return form
-        absent = (
-            f"{self.name(_missing)}({field.name!r})" if default is dataclasses.MISSING else self.name(default)
+        is_there = f"msg.HasField({field.name!r})"
+        if default is dataclasses.MISSING:
+            return _Form(form.write, f"{form.read} if {is_there} else {self.name(_missing)}({field.name!r})")
+        absent = self.name(default)
+        return _Form(
+            f"None if {{0}} == {absent} else {form.write}", f"{form.read} if {is_there} else {absent}"
         )
-        return _Form(form.write, f"{form.read} if msg.HasField({field.name!r}) else {absent}")
 
     def value(self, hint: Any, field: Shape) -> _Form:
         """How a value of this type is converted."""

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from pdserve.engine.sequence import Sequence
+from pdserve.ids import AttemptName
 from pdserve.messages import Phase
 
 State = TypeVar("State", bound=Enum)
@@ -18,6 +19,7 @@ class WorkerAttempt(Generic[State]):
     """Engine owner only. Times are the worker's clock.
 
     progress_s  when it came into its present state
+    how         how it ended: a finish reason, an error's class; "" = it hasn't
     """
 
     handle: int
@@ -27,6 +29,16 @@ class WorkerAttempt(Generic[State]):
     progress_s: float
     state: State
     is_stuck_logged: bool = False
+    how: str = ""
+
+    @property
+    def name(self) -> AttemptName:
+        """Whose it is, for logs."""
+        return self.seq.name
+
+    def note_end(self, how: str) -> None:
+        """It ends, and so; what ends it afterwards doesn't count."""
+        self.how = self.how or how
 
     def move(self, state: State, now_s: float) -> None:
         """Into the next state; from now on its age counts again."""

@@ -119,7 +119,7 @@ class Desk(Generic[A]):
             case SessionClosed(session_id):
                 self._sessions.pop(session_id, None)
                 for attempt in [each for each in self.attempts.values() if each.session_id == session_id]:
-                    self._role.end_attempt(attempt, WorkerLost("the router's session has ended"))
+                    self._end(attempt, WorkerLost("the router's session has ended"))
             case BeginDrain(drain_s):
                 until_s = self._clock.now_s() + drain_s
                 if self._drain_until_s is None or until_s < self._drain_until_s:
@@ -134,20 +134,24 @@ class Desk(Generic[A]):
             case Abort(handle):
                 attempt = self.attempts.get(handle)
                 if attempt is not None and attempt.session_id == received.session_id:
-                    self._role.end_attempt(attempt, RequestCancelled("aborted by the router"))
+                    self._end(attempt, RequestCancelled("aborted by the router"))
             case other:
                 raise InvariantViolated("not for the engine", kind=type(other).__name__)
 
     def _on_start(self, start: StartPrefill | StartDecode, received: FromSession) -> None:
         if start.handle in self.attempts:
-            self.ignore("attempt.repeated", handle=start.handle)
+            self.ignore("attempt.repeated", start)
         elif self.is_draining:
-            self.refuse(received.session_id, start.handle, Draining("the worker accepts no new work"))
+            self.refuse(received.session_id, start, Draining("the worker accepts no new work"))
         elif received.matcher is None and start.key.params.structure is not None:
             error = InvariantViolated("a structure without its matcher", handle=start.handle)
-            self.refuse(received.session_id, start.handle, error)
+            self.refuse(received.session_id, start, error)
         else:
             self._role.start_attempt(start, received)
+
+    def _end(self, attempt: A, error: PdserveError) -> None:
+        attempt.note_end(type(error).__name__)
+        self._role.end_attempt(attempt, error)
 
     def received_s(self, received: FromSession) -> float:
         return self._clock.now_s() if received.received_s is None else received.received_s
@@ -164,14 +168,27 @@ class Desk(Generic[A]):
             key=start.key,
             matcher=received.matcher,
             cache_salt=start.cache_salt,
+            name=start.name,
             num_strikes=start.num_strikes,
             takes_hits=takes_hits,
         )
 
     def take_in(self, attempt: A, start: StartPrefill | StartDecode) -> None:
-        """It is in hand until the role takes it out of `attempts`, and due at its client's deadline."""
+        """It is in hand until the role lets go of it, and due at its client's deadline."""
         self.attempts[attempt.handle] = attempt
+        log.debug(
+            "attempt.begun", handle=attempt.handle, **attempt.name.logged, peer=attempt.peer,
+            num_tokens=len(start.token_ids),
+        )  # fmt: skip
         heapq.heappush(self._deadlines, (attempt.received_s + start.deadline_left_s, attempt.handle))
+
+    def let_go(self, attempt: A) -> None:
+        """It is over, and nothing of it is left."""
+        del self.attempts[attempt.handle]
+        log.debug(
+            "attempt.ended", handle=attempt.handle, **attempt.name.logged, how=attempt.how,
+            took_s=round(self._clock.now_s() - attempt.received_s, 4),
+        )  # fmt: skip
 
     # --- a turn
 
@@ -221,8 +238,8 @@ class Desk(Generic[A]):
                 self.say_progress(attempt)
             if not attempt.may_last and is_newly_stuck(attempt, now_s):
                 log.warning(
-                    "attempt.stuck", handle=attempt.handle, state=attempt.state.value, peer=attempt.peer,
-                    age_s=round(now_s - attempt.progress_s, 3),
+                    "attempt.stuck", handle=attempt.handle, **attempt.name.logged, state=attempt.state.value,
+                    peer=attempt.peer, age_s=round(now_s - attempt.progress_s, 3),
                 )  # fmt: skip
         self._reporter.count(self._counts())
 
@@ -238,19 +255,26 @@ class Desk(Generic[A]):
 
     def say_failed(self, attempt: A, error: PdserveError) -> None:
         """An attempt that had begun ended by an error."""
+        attempt.note_end(type(error).__name__)
         self._note(error)
         self.send(attempt.session_id, Failed(attempt.handle, to_failure(error)))
 
-    def refuse(self, session_id: int, handle: int, error: PdserveError) -> None:
+    def refuse(self, session_id: int, work: StartPrefill | StartDecode | A, error: PdserveError) -> None:
         """An attempt will never begin."""
         self._note(error)
-        log.info("attempt.refused", handle=handle, error=type(error).__name__, reason=str(error))
-        self.send(session_id, Refused(handle, to_failure(error)))
+        log.info(
+            "attempt.refused",
+            handle=work.handle,
+            **work.name.logged,
+            error=type(error).__name__,
+            reason=str(error),
+        )
+        self.send(session_id, Refused(work.handle, to_failure(error)))
 
-    def ignore(self, event: str, **fields: object) -> None:
+    def ignore(self, event: str, start: StartPrefill | StartDecode) -> None:
         """Something that a correct router doesn't send: counted, logged, not acted on."""
         self._num_ignored += 1
-        log.warning(event, **fields)
+        log.warning(event, handle=start.handle, **start.name.logged)
 
     def _note(self, error: PdserveError) -> None:
         name = type(error).__name__

@@ -64,7 +64,7 @@ class WorkerStructures:
         except PdserveError as error:
             return error
         except Exception as error:  # the outermost frame of this work: the worker goes on
-            log.error("structure.crashed", handle=start.handle, exc_info=error)
+            log.error("structure.crashed", handle=start.handle, **start.name.logged, exc_info=error)
             return InvariantViolated("compiling a structure crashed", cause=type(error).__name__)
 
     def _compiled(self, structure: Structure) -> CompiledStructure:

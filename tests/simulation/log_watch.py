@@ -17,6 +17,8 @@ from tests.simulation.tape import shown
 COUNTED = ("WorkerLost", "LinkLost", "Stale", "KvCorrupt", "StepFailed")
 """Errors by which an attempt fails by somebody's fault."""
 BUGS = ("owner.died", "request.crashed")
+NAMED = ("attempt.", "lease.", "grant.", "sequence.", "piece.")
+"""Events that belong to one attempt, whichever process tells of them."""
 
 
 class LogWatch:
@@ -46,13 +48,15 @@ class LogWatch:
         tape.tell(f"{tape.who}{kind} {text}", about=about, ids=ids)
         if kind in BUGS or event.get("error") == "InvariantViolated":
             self._stage.violate(f"log: {tape.who}{kind} {text}", about)
+        if kind.startswith(NAMED) and not (about and event["attempt"]):
+            self._stage.violate(f"log: {tape.who}{kind} doesn't say of whose attempt: {text}")
         match kind:
             case "attempt.failed":
                 self._on_attempt_failed(event, about)
             case "attempt.refused":
                 self._on_refused(event)
             case "step.died":
-                self._on_step_died(event["handles"])
+                self._on_step_died([each["handle"] for each in event["attempts"]])
             case "sequence.died":
                 self._strike(event["handle"])
                 self._count(17, event["handle"])

@@ -264,6 +264,38 @@ class Sampling(_message.Message):
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
+class AttemptName(_message.Message):
+    """Whose work it is, for logs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    choice: _builtins.int
+    attempt: _builtins.int
+    """from 1"""
+    traceparent: _builtins.str
+    """of the client's call (W3C Trace Context); empty = none"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        choice: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "choice", b"choice", "request_id", b"request_id", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttemptName: _TypeAlias = AttemptName  # noqa: Y015
+
+@_typing.final
 class StartPrefill(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -277,6 +309,7 @@ class StartPrefill(_message.Message):
     DECODE_WORKER_FIELD_NUMBER: _builtins.int
     NUM_SKIP_BLOCKS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     num_prompt_tokens: _builtins.int
     deadline_left_s: _builtins.float
@@ -290,6 +323,8 @@ class StartPrefill(_message.Message):
     def key(self) -> Global___Sampling: ...
     @_builtins.property
     def decode_worker(self) -> Global___WorkerRef: ...
+    @_builtins.property
+    def name(self) -> Global___AttemptName: ...
     def __init__(
         self,
         *,
@@ -303,10 +338,11 @@ class StartPrefill(_message.Message):
         decode_worker: Global___WorkerRef | None = ...,
         num_skip_blocks: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        name: Global___AttemptName | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "key", b"key", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "deadline_left_s", b"deadline_left_s", "decode_worker", b"decode_worker", "handle", b"handle", "key", b"key", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "num_skip_blocks", b"num_skip_blocks", "num_strikes", b"num_strikes", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "deadline_left_s", b"deadline_left_s", "decode_worker", b"decode_worker", "handle", b"handle", "key", b"key", "lease_id", b"lease_id", "name", b"name", "num_prompt_tokens", b"num_prompt_tokens", "num_skip_blocks", b"num_skip_blocks", "num_strikes", b"num_strikes", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -326,6 +362,7 @@ class StartDecode(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     num_prompt_tokens: _builtins.int
     deadline_left_s: _builtins.float
@@ -342,6 +379,8 @@ class StartDecode(_message.Message):
     def source(self) -> Global___WorkerRef:
         """absent = prefill here"""
 
+    @_builtins.property
+    def name(self) -> Global___AttemptName: ...
     def __init__(
         self,
         *,
@@ -355,10 +394,11 @@ class StartDecode(_message.Message):
         priority: _builtins.int = ...,
         age_s: _builtins.float = ...,
         cache_salt: _builtins.str = ...,
+        name: Global___AttemptName | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "name", b"name", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "cache_salt", b"cache_salt", "deadline_left_s", b"deadline_left_s", "handle", b"handle", "key", b"key", "num_prompt_tokens", b"num_prompt_tokens", "num_strikes", b"num_strikes", "priority", b"priority", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "cache_salt", b"cache_salt", "deadline_left_s", b"deadline_left_s", "handle", b"handle", "key", b"key", "name", b"name", "num_prompt_tokens", b"num_prompt_tokens", "num_strikes", b"num_strikes", "priority", b"priority", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

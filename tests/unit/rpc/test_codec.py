@@ -135,6 +135,13 @@ def test_what_must_not_be_said_is_refused_by_its_field(octets: bytes, field: str
     assert refused.value.fields["field"] == field
 
 
+def test_a_part_that_is_the_default_is_left_out() -> None:
+    """So what is added as a message costs nothing where it isn't used, and changes no bytes that were sent before."""
+    plan = compile_plan(Shape, SHAPE)
+    assert not plan.write(Shape("", 0, Colour.BLUE, None, ())).HasField("centre")
+    assert plan.write(FULL).HasField("centre")
+
+
 @dataclass(frozen=True, slots=True)
 class Framed:
     centre: Point

@@ -283,7 +283,7 @@ def test_a_failed_step_gives_a_strike_and_the_second_one_is_the_sequences_own_fa
 def test_refused_and_failed_ones_are_counted_by_error() -> None:
     bench = Bench()
     bench.start(1)
-    bench.desk.refuse(1, 8, Draining("no"))
+    bench.desk.refuse(1, start_of(8), Draining("no"))
     bench.desk.say_failed(bench.desk.attempts[1], Draining("no"))
     bench.turn(0.6)
     (counts,) = (each for each in bench.said if isinstance(each, CoreCounts))
