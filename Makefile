@@ -66,6 +66,9 @@ bench-codec: $(VENV)/.installed-dev ## what messages between processes cost in P
 lines: $(VENV)/.installed ## lines of product code by package
 	@$(PY) tools/code_lines.py
 
+bench-transfer: $(VENV)/.installed-dev ## GB/s and CPU of each way between two workers of this host, beside memcpy
+	@$(PY) -m benchmarks.transfer $(BENCH_ARGS)
+
 clean: ## build products and caches
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from kv_transfer.frames import MAX_PIECE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cut:
     """D's choice alone: P serves any run inside an offered block."""
 
@@ -18,11 +19,11 @@ class Cut:
         if self.block_bytes < 1 or not 1 <= self.piece_bytes <= MAX_PIECE_BYTES:
             raise ValueError(f"want block_bytes >= 1 and 1 <= piece_bytes <= {MAX_PIECE_BYTES}, got {self}")
 
-    @property
+    @cached_property
     def pieces_per_block(self) -> int:
         return -(-self.block_bytes // self.piece_bytes)
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Bytes of the largest piece."""
         return min(self.piece_bytes, self.block_bytes)

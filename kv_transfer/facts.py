@@ -8,6 +8,10 @@ from pdserve.errors import Incompatible
 from pdserve.kv_memory import XXH3_64
 from pdserve.wire_version import WIRE_VERSION, WireVersion, text
 
+STREAM = "stream"
+_PASSES_MEMORY = (1, 1)
+"""The first wire version with MEMORY and MAPPED."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFacts:
@@ -16,6 +20,7 @@ class LinkFacts:
     layout_json  named dims and strides (KvLayout.wire_json), without the pool's size
     checksums    kinds of checksums that this side's memory can compute, the best first; None: a peer of minor 0, which
                  knows `checksum` alone, and insists on it
+    transports   those that this side offers, the preferred first; None: a peer of minor 0, which knows streams alone
     state_kinds  what a hand-off carries
     numerics     workers of equal text give equal bits; a difference is logged, and only where `deterministic`
     """
@@ -30,6 +35,7 @@ class LinkFacts:
     tp_size: int = 1
     checksum: str = XXH3_64
     checksums: tuple[str, ...] | None = None
+    transports: tuple[str, ...] | None = None
     wire: WireVersion = WIRE_VERSION
     role_generation: int = 0
 
@@ -64,6 +70,21 @@ def common_checksum(*, prefill: LinkFacts, decode: LinkFacts) -> str | None:
     if common is None and None in (prefill.checksums, decode.checksums):
         raise misfit("checksum", prefill=prefill.checksum, decode=decode.checksum)
     return common
+
+
+def common_transports(*, prefill: LinkFacts, decode: LinkFacts) -> tuple[str, ...]:
+    """Those that both offer, in P's order, for the connection to choose from. Raises Incompatible if there is none."""
+    mine, theirs = _transports(prefill), _transports(decode)
+    common = tuple(kind for kind in mine if kind in theirs)
+    if not common:
+        raise misfit("transports", prefill=",".join(mine), decode=",".join(theirs))
+    return tuple(
+        kind for kind in common if kind == STREAM or min(prefill.wire, decode.wire) >= _PASSES_MEMORY
+    )
+
+
+def _transports(facts: LinkFacts) -> tuple[str, ...]:
+    return (STREAM,) if facts.transports is None else facts.transports
 
 
 def _checksums(facts: LinkFacts) -> tuple[str, ...]:

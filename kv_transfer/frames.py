@@ -1,7 +1,7 @@
 """The frames of a link, each a msgpack map; what a field may hold is said in its type and checked as it is read.
 
-Handshake: HELLO, PROOF (each side sends both). End: BYE. Life: PING, PONG. P to D: READY, DATA, COMMIT, CONFIRM,
-WITHDRAW. D to P: PULL, ACK, RELEASED, FAIL. Both: STALE. How they lie on the wire is in framing.py.
+Handshake: HELLO, PROOF (each side sends both), MEMORY (P), MAPPED (D). End: BYE. Life: PING, PONG. P to D: READY, DATA,
+COMMIT, CONFIRM, WITHDRAW. D to P: PULL, ACK, RELEASED, FAIL. Both: STALE. How they lie on the wire is in framing.py.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Kind(IntEnum):
     WITHDRAW = 13
     FAIL = 14
     STALE = 15
+    MEMORY = 16
+    MAPPED = 17
 
 
 _WIRE_NAMES = {
@@ -103,6 +105,7 @@ class Hello(_Frame, frozen=True, kw_only=True):
     nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
     secret: bool
     checksums: Annotated[tuple[Word, ...], Meta(max_length=16)] | UnsetType = UNSET
+    transports: Annotated[tuple[Word, ...], Meta(max_length=16)] | UnsetType = UNSET
 
     @classmethod
     def of(cls, sender: WorkerRef, receiver: WorkerRef, facts: LinkFacts, **rest: Any) -> Self:
@@ -131,6 +134,19 @@ class Proof(_Frame, frozen=True):
 
     kind: ClassVar[Kind] = Kind.PROOF
     proof: Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+
+
+class Memory(_Frame, frozen=True):
+    """P's pool, for D to read itself: what it takes travels beside this frame. Minor 1."""
+
+    kind: ClassVar[Kind] = Kind.MEMORY
+
+
+class Mapped(_Frame, frozen=True):
+    """Answer to MEMORY. reason: why D can't read it; "" = it does. Minor 1."""
+
+    kind: ClassVar[Kind] = Kind.MAPPED
+    reason: Text = ""
 
 
 class Ping(_Frame, frozen=True):
@@ -304,6 +320,8 @@ Frame = (
     | Withdraw
     | Fail
     | Stale
+    | Memory
+    | Mapped
 )
 FRAME_CLASSES: dict[int, type[Frame]] = {int(cls.kind): cls for cls in get_args(Frame)}
 """By the kind in a header."""

@@ -5,6 +5,8 @@
     | <- HELLO{D, P, generation, facts} |
     | PROOF{hmac} --------------------> |  proof right? an older link of the pair is replaced; up
     | <-------------------- PROOF{hmac} |
+    | MEMORY + descriptor ------------> |  where both prefer memfd and the connection can pass it: mapped
+    | <----------------- MAPPED{reason} |  "" = D reads P's pool itself; else the stream is used, or the link ends
     up
 
 P counts the link as up only when D already does: a grant that names P then never finds D without the link.
@@ -16,7 +18,7 @@ import hashlib
 import hmac
 from enum import Enum
 
-from kv_transfer.facts import LinkFacts, agree, common_checksum, misfit
+from kv_transfer.facts import LinkFacts, agree, common_checksum, common_transports, misfit
 from kv_transfer.frames import NONCE_BYTES, PROOF_BYTES, Hello, Proof
 from pdserve.errors import Stale
 from pdserve.ids import Random, WorkerRef
@@ -36,6 +38,7 @@ class Handshake:
 
     theirs          what the other claims, until its proof is accepted
     wire, checksum  what both speak, and what pieces carry; agreed with the other's HELLO
+    transports      what both offer, the preferred first
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Handshake:
         self.theirs: Hello | None = None
         self.wire = facts.wire
         self.checksum: str | None = None
+        self.transports: tuple[str, ...] = ()
         self._me = me
         self.facts = facts
         self._num_blocks = num_blocks
@@ -90,6 +94,7 @@ class Handshake:
             prefill, decode = hello.facts, self.facts
         self.wire = agree(prefill=prefill, decode=decode)
         self.checksum = common_checksum(prefill=prefill, decode=decode)
+        self.transports = common_transports(prefill=prefill, decode=decode)
         if hello.secret != (self._secret is not None):
             words = {self.side: "not set", self._other: "not set"}
             words[self._other if hello.secret else self.side] = "set"

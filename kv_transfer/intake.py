@@ -39,15 +39,13 @@ class IntakePort(Protocol):
     def reads_itself(self) -> bool: ...
     @property
     def can_divert(self) -> bool: ...
-    @property
-    def peer_num_blocks(self) -> int: ...
     def send(self, frame: Frame) -> None: ...
     def post_receive(self, tag: int, into: ByteSpan) -> None: ...
     def divert(self) -> None: ...
     def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Asked:
     """One asking: which piece of which lease, and where it goes."""
 
@@ -98,28 +96,23 @@ class Intake:
         """Whether a turn could do something now."""
         return bool(self._released or self._grown) or (bool(self._rotation) and self._has_room())
 
-    def turn(self) -> ReceiveLease | None:
-        """Ask for all that the window allows; or, where D reads itself, read one piece.
+    def turn(self) -> list[ReceiveLease]:
+        """Ask for all that the window allows; or, where D reads itself, read about what one piece may hold.
 
-        returns  the lease of a piece that was read at once
+        returns  the leases of which pieces were read at once
         """
         if self._port.reads_itself:
-            return self._read_one()
+            return self._read()
         self._pull()
-        return None
+        return []
 
     def _pull(self) -> None:
         asked: dict[int, list[PulledPiece]] = {}
         num_asked = 0
-        while self._rotation and self._has_room() and num_asked < MAX_PULLED_PIECES:
-            lease = self._rotation.popleft()
-            piece = self._next_piece(lease)
-            if piece is None:
-                lease.is_in_rotation = False
-                continue
-            self._rotation.append(lease)
-            tag = self._ask(lease, piece)
+        while num_asked < MAX_PULLED_PIECES and (found := self._next()) is not None:
+            lease, piece = found
             block, offset, num_bytes = self.cut.span(piece)
+            tag = self._ask(lease, piece, self._place_of(lease, block, offset, num_bytes))
             pulled = PulledPiece(tag, lease.num_skip + block, offset, num_bytes)
             asked.setdefault(lease.lease_id, []).append(pulled)
             num_asked += 1
@@ -129,24 +122,34 @@ class Intake:
                     self._port.post_receive(pulled.tag, self._asked[pulled.tag].into)
             self._port.send(Pull(lease_id, tuple(pieces)))
 
-    def _read_one(self) -> ReceiveLease | None:
+    def _read(self) -> list[ReceiveLease]:
+        """In three loops: copies between them would push the bookkeeping out of the CPU's caches each time."""
+        asked: list[tuple[int, int, ByteSpan]] = []
+        left_bytes = self.cut.piece_bytes
+        while left_bytes >= self.cut.largest and (found := self._next()) is not None:
+            lease, piece = found
+            block, offset, num_bytes = self.cut.span(piece)
+            into = self._place_of(lease, block, offset, num_bytes)
+            start = lease.remote_ids[block] * self.cut.block_bytes + offset
+            asked.append((self._ask(lease, piece, into), start, into))
+            left_bytes -= num_bytes
+        done = [tag for tag, start, into in asked if self._port.read_remote(tag, start, into)]
+        leases = [self.on_done(tag) for tag in done]
+        return list({lease.lease_id: lease for lease in leases if lease is not None}.values())
+
+    def _next(self) -> tuple[ReceiveLease, int] | None:
+        """The piece to ask for now, leases in rotation; None if there is none, or no room for one."""
         while self._rotation and self._has_room():
             lease = self._rotation.popleft()
             piece = self._next_piece(lease)
-            if piece is None:
-                lease.is_in_rotation = False
-                continue
-            self._rotation.append(lease)
-            block, offset, _num_bytes = self.cut.span(piece)
-            remote_id = lease.remote_ids[block]
-            if remote_id >= self._port.peer_num_blocks:
-                raise InvalidRequest(
-                    "an offered block outside of the peer's pool", field="block_ids", got=remote_id
-                )
-            tag = self._ask(lease, piece)
-            start = remote_id * self.cut.block_bytes + offset
-            return self.on_done(tag) if self._port.read_remote(tag, start, self._asked[tag].into) else None
+            if piece is not None:
+                self._rotation.append(lease)
+                return lease, piece
+            lease.is_in_rotation = False
         return None
+
+    def _place_of(self, lease: ReceiveLease, block: int, offset: int, num_bytes: int) -> ByteSpan:
+        return ByteSpan(lease.block_ids[block] * self.cut.block_bytes + offset, num_bytes)
 
     def _has_room(self) -> bool:
         if len(self._asked) >= _MAX_OUTSTANDING:
@@ -154,7 +157,7 @@ class Intake:
         return self._asked_bytes == 0 or self._asked_bytes + self.cut.largest <= self._window_bytes
 
     def _next_piece(self, lease: ReceiveLease) -> int | None:
-        """The piece to ask for now: first those that came wrong, then the next one offered."""
+        """Of this lease: first those that came wrong, then the next one offered."""
         if lease.again:
             return lease.again.popleft()
         num_offered = (lease.upto - lease.num_skip) * self.cut.pieces_per_block
@@ -163,16 +166,14 @@ class Intake:
         lease.next_piece += 1
         return lease.next_piece - 1
 
-    def _ask(self, lease: ReceiveLease, piece: int) -> int:
+    def _ask(self, lease: ReceiveLease, piece: int, into: ByteSpan) -> int:
         """Note the asking, and give it a tag."""
         if lease.pieces[piece] != UNASKED:
             raise InvariantViolated("a piece asked for twice", lease_id=lease.lease_id, piece=piece)
-        block, offset, num_bytes = self.cut.span(piece)
-        start = lease.block_ids[block] * self.cut.block_bytes + offset
         tag = self._next_tag
         self._next_tag += 1
-        self._asked[tag] = _Asked(lease, piece, ByteSpan(start, num_bytes))
-        self._asked_bytes += num_bytes
+        self._asked[tag] = _Asked(lease, piece, into)
+        self._asked_bytes += into.num_bytes
         lease.pieces[piece] = ASKED
         now_s = self._clock.now_s()
         if lease.num_asked == lease.num_written:

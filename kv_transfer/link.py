@@ -1,7 +1,7 @@
 """One link: the connection of one pair, from its handshake to its end, seen from one of its two ends.
 
-    HELLO ------> PROOF ------> UP ------> DOWN
-      +-------------+-------------------------^   refused, malformed, silent for link_s, closed, replaced, unwanted
+    HELLO ------> PROOF ---(SHARING)---> UP ------> DOWN
+      +-------------+----------+-----------------------^   refused, malformed, silent, closed, replaced, unwanted
 
 While UP, frames go to the side's own logic: Sender at P, Receiver at D. The link adds what both need: generation,
 keepalive, and one place where any error ends the link, with a BYE that names it.
@@ -14,8 +14,8 @@ from typing import Protocol
 
 import structlog
 
-from kv_transfer.facts import breaks_determinism
-from kv_transfer.frames import Bye, Data, Frame, Hello, Ping, Pong, Proof, Stale
+from kv_transfer.facts import STREAM, breaks_determinism
+from kv_transfer.frames import Bye, Data, Frame, Hello, Mapped, Memory, Ping, Pong, Proof, Stale
 from kv_transfer.framing import encode
 from kv_transfer.handshake import Handshake, Side
 from kv_transfer.metrics import TransferMetrics, count
@@ -27,6 +27,7 @@ from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, LinkLost, PdserveError, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.kv_memory import ByteSpan
+from pdserve.memfd import MEMFD
 from pdserve.service.config import TimeoutsConfig
 
 log = structlog.get_logger()
@@ -37,6 +38,7 @@ class Phase(Enum):
 
     HELLO = "hello"
     PROOF = "proof"
+    SHARING = "sharing"
     UP = "up"
     DOWN = "down"
 
@@ -61,6 +63,7 @@ class Link:
     """Transfer owner only. The sink of its channel and the port of its side.
 
     generation  P counts them within its epoch; D learns it from HELLO, until then 0
+    strict      down rather than over another transport than the preferred one
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Link:
         clock: Clock,
         timeouts: TimeoutsConfig,
         metrics: TransferMetrics,
+        block_bytes: int,
+        strict: bool,
     ) -> None:
         self.phase = Phase.HELLO
         self.generation = generation
@@ -85,6 +90,8 @@ class Link:
         self._clock = clock
         self._timeouts = timeouts
         self._metrics = metrics
+        self._block_bytes = block_bytes
+        self._strict = strict
         now_s = clock.now_s()
         self._heard_s = now_s  # before the link is up: when the handshake began
         self._heard_bytes = 0
@@ -215,7 +222,7 @@ class Link:
                 self.send(Pong())
             case Pong():
                 pass
-            case Hello() | Proof():
+            case Hello() | Proof() | Memory() | Mapped():
                 self._on_handshake(frame)
             case _ if self.side is None:
                 raise InvalidRequest("a frame before the handshake's end", field="kind", got=frame.kind.name)
@@ -226,17 +233,22 @@ class Link:
             case _:
                 self.side.on_frame(frame)
 
-    def _on_handshake(self, frame: Hello | Proof) -> None:
-        if isinstance(frame, Hello) and frame == self._handshake.theirs:
-            return
-        if isinstance(frame, Proof) and self.phase is Phase.UP:
-            return
-        if isinstance(frame, Hello) and self.phase is Phase.HELLO:
-            self._on_hello(frame)
-        elif isinstance(frame, Proof) and self.phase is Phase.PROOF:
-            self._on_proof(frame)
-        else:
-            raise InvalidRequest("out of the handshake's order", field="kind", got=frame.kind.name)
+    def _on_handshake(self, frame: Hello | Proof | Memory | Mapped) -> None:
+        match frame, self.phase, self.my_side:
+            case Hello(), Phase.HELLO, _:
+                self._on_hello(frame)
+            case Proof(), Phase.PROOF, _:
+                self._on_proof(frame)
+            case Memory(), Phase.SHARING, Side.DECODE:
+                self._on_memory()
+            case Mapped(), Phase.SHARING, Side.PREFILL:
+                self._settle(frame.reason)
+            case Proof(), Phase.SHARING | Phase.UP, _:
+                pass  # once more
+            case ((Memory() | Mapped()), Phase.UP, _):
+                pass
+            case _ if frame != self._handshake.theirs:
+                raise InvalidRequest("out of the handshake's order", field="kind", got=frame.kind.name)
 
     def _on_hello(self, hello: Hello) -> None:
         handshake = self._handshake
@@ -256,6 +268,45 @@ class Link:
         if self._handshake.side is Side.DECODE:
             self._keeper.admit(self)
             self._send(self._handshake.proof())
+        transports, sharing = self._handshake.transports, self._channel.sharing
+        if transports[:1] == (MEMFD,) and sharing is not None:
+            self.phase = Phase.SHARING
+            if self.my_side is Side.DECODE:
+                sharing.expect_memory()
+            else:
+                sharing.pass_memory(encode(Memory(), self.generation))
+        elif STREAM in transports:
+            self._go_up()
+        else:
+            raise WorkerLost(
+                "no transport that both offer works here", offered=",".join(transports), over=self.transport
+            )
+
+    def _on_memory(self) -> None:
+        """D: P's memory has come beside this frame, or should have."""
+        assert self._channel.sharing is not None and self._handshake.theirs is not None
+        reason = ""
+        try:
+            self._channel.sharing.take_memory(self._handshake.theirs.num_blocks * self._block_bytes)
+        except InvalidRequest as error:
+            reason = str(error)
+        self._settle(reason)
+
+    def _settle(self, reason: str) -> None:
+        """D reads P's memory itself from here on; or, for this reason, it can't."""
+        sharing = self._channel.sharing
+        assert sharing is not None
+        if reason and (self._strict or STREAM not in self._handshake.transports):
+            raise WorkerLost("the preferred transport failed", transport=MEMFD, reason=reason)
+        if reason:
+            log.warning("link.fell_back", peer=self.peer.id, transport=self.transport, because=reason)
+        if self.my_side is Side.DECODE:
+            self._send(Mapped(reason))
+        elif not reason:
+            sharing.begin()
+        self._go_up()
+
+    def _go_up(self) -> None:
         self.side = self._keeper.make_side(self)
         self.phase = Phase.UP
         self._metrics.links_opened += 1

@@ -77,6 +77,7 @@ class TransferOwner:
         self._layout = layout
         self._cut = Cut(layout.block_bytes, min(config.piece_bytes, MAX_PIECE_BYTES))
         self._window_bytes = config.pull_window_bytes
+        self._strict = config.strict
         self._network = network
         self._timeouts = timeouts
         self._clock = clock
@@ -239,6 +240,8 @@ class TransferOwner:
             clock=self._clock,
             timeouts=self._timeouts,
             metrics=self.metrics,
+            block_bytes=self._layout.block_bytes,
+            strict=self._strict,
         )
         self._links.append(link)
         self._look_by(self._clock.now_s() + self._timeouts.keepalive_s)

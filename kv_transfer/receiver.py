@@ -53,6 +53,8 @@ class ReceivePort(IntakePort, Protocol):
     @property
     def transport(self) -> str: ...
     @property
+    def peer_num_blocks(self) -> int: ...
+    @property
     def can_detach(self) -> bool: ...
     def end(self, error: PdserveError) -> None: ...
 
@@ -176,6 +178,10 @@ class Receiver:
                     lease, InvariantViolated("an offer with a gap", lease_id=lease.lease_id, upto=ready.upto)
                 )
                 return
+            if max(ready.block_ids) >= self._port.peer_num_blocks:
+                raise InvalidRequest(
+                    "an offered block outside of the peer's pool", field="block_ids", got=max(ready.block_ids)
+                )
             lease.remote_ids += ready.block_ids
         lease.upto = ready.upto
         now_s = self._clock.now_s()
@@ -263,8 +269,7 @@ class Receiver:
 
     def turn(self) -> None:
         """Ask for, or read, what the window allows, and report what grew."""
-        read = self._intake.turn()
-        if read is not None:
+        for read in self._intake.turn():
             self._ack_if_filled(read)
         for lease in self._intake.take_grown():
             if lease.lease_id in self.leases and lease.num_full_blocks > lease.num_reported_blocks:

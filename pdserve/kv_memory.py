@@ -53,21 +53,31 @@ class KvMemory(Protocol):
         """Checksum of one of `checksums`, in [0, 2**64)."""
         ...
 
+    def export(self, transport: str) -> int | None:
+        """What a peer on this host needs to read this memory itself over that transport; None: it can't.
+
+        "memfd": a descriptor, which stays this memory's.
+        """
+        ...
+
 
 class HostMemory:
-    """Zeroed memory of this process that costs nothing until touched, on huge pages where the system has them."""
+    """Zeroed memory that costs nothing until touched, on huge pages where the system has them.
+
+    memory  a mapping to lie in; None: one of this process alone
+    """
 
     device = "cpu"
     checksums = (XXH3_64,)
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, memory: mmap.mmap | None = None) -> None:
         self.num_bytes = num_bytes
-        memory = mmap.mmap(-1, num_bytes)
+        memory = memory or mmap.mmap(-1, num_bytes)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel built without them: small pages do too
                 memory.madvise(mmap.MADV_HUGEPAGE)
         #: all of it, writable, for the engine
-        self.bytes = memoryview(memory)
+        self.bytes = memoryview(memory)[:num_bytes]
 
     def view(self, span: ByteSpan) -> memoryview:
         if not 0 <= span.start <= span.end <= self.num_bytes:
@@ -78,3 +88,6 @@ class HostMemory:
         if kind != XXH3_64:
             raise InvariantViolated("a checksum that this memory doesn't offer", kind=kind)
         return xxh3_64_intdigest(self.view(span))
+
+    def export(self, transport: str) -> int | None:
+        return None

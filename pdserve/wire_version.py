@@ -4,7 +4,8 @@ It stands in the first message of each side: Hello and Welcome of a session, HEL
 lower minor is spoken; so a cluster is upgraded one process at a time (docs/deploying.md).
 
     1.0  sessions without a version; a kind of message or frame that isn't known ends the session or link
-    1.1  what a later version adds is skipped and counted; HELLO of a link lists the kinds of check sums
+    1.1  what a later version adds is skipped and counted; HELLO of a link lists the kinds of
+         checksums and the transports (MEMORY, MAPPED)
 
 Within a major, fields and kinds may be added and nothing else changes. A new kind is sent only to those whose minor
 knows it.

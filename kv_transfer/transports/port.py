@@ -44,6 +44,26 @@ class Sink(Protocol):
         ...
 
 
+class Sharing(Protocol):
+    """The way in which a connection passes P's memory to D, which then reads it itself."""
+
+    def pass_memory(self, wire: bytes) -> None:
+        """P: queue a frame, and beside it what D needs to read this side's memory."""
+        ...
+
+    def begin(self) -> None:
+        """P: D has taken it, and reads from now on."""
+        ...
+
+    def expect_memory(self) -> None:
+        """D: it may come now, beside a frame."""
+        ...
+
+    def take_memory(self, num_bytes: int) -> None:
+        """D: what came with the frame now being handled is read from now on. Raises InvalidRequest: why it can't be."""
+        ...
+
+
 class Channel(Protocol):
     """One connection, ordered both ways. May still be connecting: what is sent meanwhile waits."""
 
@@ -65,6 +85,11 @@ class Channel(Protocol):
 
     @property
     def can_divert(self) -> bool: ...
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """None: P's memory can't be passed over this connection."""
+        ...
 
     @property
     def closed_reason(self) -> str | None:

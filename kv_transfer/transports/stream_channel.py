@@ -1,5 +1,7 @@
 """One stream connection: frames over a non-blocking socket, payloads straight between socket and pool.
 
+A Unix one may also pass P's pool to D (memfd_sharing.py), which then copies from it: "memfd", without payloads.
+
 Reading is one gathered call: the rest of the payload that arrives goes to where the sink placed it, and what follows
 it to a small control buffer; so of each piece at most _CONTROL_READ_BYTES are copied. Writing is one gathered call of
 control frames and the piece as it lies in the pool.
@@ -15,9 +17,11 @@ from typing import Protocol
 
 from kv_transfer.frames import Data
 from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, Header, parse_body, parse_header, unknown_in
+from kv_transfer.transports.memfd_sharing import MemfdSharing
 from kv_transfer.transports.port import Sink
 from pdserve.errors import InvariantViolated
 from pdserve.kv_memory import ByteSpan, KvMemory
+from pdserve.memfd import MEMFD
 
 MAX_QUEUED_BYTES = 8 << 20
 """Control frames that wait for the peer to read; over it the channel closes."""
@@ -50,27 +54,28 @@ class Watch(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """Bytes to be sent; is_pool: they lie in the KV pool."""
+    """Bytes to be sent; is_pool: they lie in the KV pool; descriptor: one that goes beside them."""
 
     view: memoryview
     is_pool: bool = False
+    descriptor: int | None = None
 
 
 class StreamChannel:
     """is_readable and is_writable are set by the network's poll, and cleared when there is no more for now."""
 
-    reads_itself = False
     can_detach = True
     can_divert = True
     is_idle = True
 
     def __init__(self, watch: Watch, memory: KvMemory) -> None:
-        self.transport = ""
         self.peer = ""
+        self.sharing: MemfdSharing | None = None
         self.closed_reason: str | None = None
         self.received_bytes = 0
         self.is_readable = False
         self.is_writable = True
+        self._transport = ""
         self._watch = watch
         self._memory = memory
         self._sock: socket.socket | None = None
@@ -89,14 +94,24 @@ class StreamChannel:
         """Go over this connected socket from now on."""
         self._opening = None
         self._sock = sock
-        self.transport = transport
+        self._transport = transport
         self.peer = peer
+        if sock.family == socket.AF_UNIX:
+            self.sharing = MemfdSharing(self._memory, self._send_with)
         self.is_readable = self.is_writable = True
 
     def open_by(self, opening: Opening) -> None:
         """Dialler: the connection is on its way."""
         self._opening = opening
         self.peer = opening.address
+
+    @property
+    def reads_itself(self) -> bool:
+        return self.sharing is not None and self.sharing.is_read
+
+    @property
+    def transport(self) -> str:
+        return MEMFD if self.reads_itself else self._transport
 
     # --- sending
 
@@ -111,6 +126,10 @@ class StreamChannel:
             self._shut("the peer doesn't read")
             return
         self._queue(_Segment(memoryview(wire)))
+
+    def _send_with(self, wire: bytes, descriptor: int | None) -> None:
+        if self.closed_reason is None:
+            self._queue(_Segment(memoryview(wire), descriptor=descriptor))
 
     @property
     def num_unsent_pieces(self) -> int:
@@ -139,17 +158,32 @@ class StreamChannel:
         if self._sock is None or not self._out:
             return
         while self._out and self.is_writable:
-            gathered = [segment.view for segment, _ in zip(self._out, range(_MAX_GATHERED))]
+            segments = [segment for segment, _ in zip(self._out, range(_MAX_GATHERED))]
+            beside = next((segment for segment in segments if segment.descriptor is not None), None)
             try:
-                num_sent = self._sock.sendmsg(gathered)
+                num_sent = self._send(self._sock, segments, beside)
             except (BlockingIOError, InterruptedError):
                 self.is_writable = False
             except OSError as error:
+                if beside is not None:
+                    beside.descriptor = (
+                        None  # the peer will say that none came, and the bytes go over the stream
+                    )
+                    continue
                 self._shut(f"write failed: {error.strerror or error}")
                 return
             else:
+                if beside is not None:
+                    beside.descriptor = None
                 self._sent(num_sent)
         self._watch.want_write(self, self._sock, wanted=bool(self._out))
+
+    @staticmethod
+    def _send(sock: socket.socket, segments: list[_Segment], beside: _Segment | None) -> int:
+        views = [segment.view for segment in segments]
+        if beside is None or beside.descriptor is None:
+            return sock.sendmsg(views)
+        return socket.send_fds(sock, views, [beside.descriptor])
 
     def _sent(self, num_bytes: int) -> None:
         self._out_bytes -= num_bytes
@@ -247,14 +281,19 @@ class StreamChannel:
             else self._view[self._high :][:_CONTROL_READ_BYTES]
         )
         targets = [room] if self._rest is None else [self._rest, room]
+        ancillary_bytes = 0 if self.sharing is None else self.sharing.ancillary_bytes
         try:
-            num_bytes = self._sock.recvmsg_into(targets)[0]
+            num_bytes, ancillary, _flags, _peer = self._sock.recvmsg_into(
+                targets, ancillary_bytes, socket.MSG_CMSG_CLOEXEC
+            )
         except (BlockingIOError, InterruptedError):
             self.is_readable = False
             return False
         except OSError as error:
             self._shut(f"read failed: {error.strerror or error}")
             return False
+        if ancillary and self.sharing is not None:
+            self.sharing.arrived(ancillary)
         if num_bytes == 0:
             self._shut("the peer closed")
             return False
@@ -271,16 +310,20 @@ class StreamChannel:
         raise InvariantViolated("a stream has no posted receives", tag=tag, into=into)
 
     def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
-        raise InvariantViolated("a stream can't read the peer's pool", tag=tag, start=start, into=into)
+        if self.sharing is None or not self.sharing.is_read:
+            raise InvariantViolated("the peer's pool isn't shared", tag=tag, start=start, into=into)
+        self.sharing.read(start, into)
+        return True
 
     # --- the end
 
     def close(self, reason: str) -> None:
-        if self.closed_reason is not None:
-            return
-        self.detach_piece()
-        self.flush()
-        self._shut(reason)
+        if self.closed_reason is None:
+            self.detach_piece()
+            self.flush()
+            self._shut(reason)
+        if self.sharing is not None:
+            self.sharing.close()
 
     def _shut(self, reason: str) -> None:
         """Let go of the socket, and of all views of the pool."""

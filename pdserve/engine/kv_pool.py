@@ -10,7 +10,7 @@ Copies go through int64 views: torch moves them at memory speed, 16-bit ones at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,12 +23,14 @@ from pdserve.kv_memory import HostMemory
 class KvPool:
     """Owned by the engine; the transfer owner reads and writes single blocks through `memory`."""
 
-    def __init__(self, layout: KvLayout, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layout: KvLayout, dtype: torch.dtype, make_memory: Callable[[int], HostMemory] = HostMemory
+    ) -> None:
         if layout.head_dim * layout.item_bytes % 8:
             raise BadModel("a head must be whole 8-byte words", head_dim=layout.head_dim, dtype=layout.dtype)
         self.layout = layout
         self.dtype = dtype
-        self.memory = HostMemory(layout.pool_bytes)
+        self.memory = make_memory(layout.pool_bytes)
         self._bytes = torch.frombuffer(self.memory.bytes, dtype=torch.uint8)
         self._blocks = self._bytes.view(layout.num_blocks, layout.block_bytes)
         words = self._bytes.view(torch.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from pdserve.engine.tiled_attention import TiledAttention
 from pdserve.engine.token_scores import token_logprobs
 from pdserve.engine.weights import Weights
 from pdserve.errors import RowFailed
-from pdserve.kv_memory import KvMemory
+from pdserve.kv_memory import HostMemory, KvMemory
 from pdserve.messages import TokenLogprobs
 from pdserve.modelstore.progress import ByteProgress
 from pdserve.sampling import SampleKey, SamplingParams
@@ -54,6 +54,7 @@ class TorchRunner:
         long_context: bool = False,
         precision: Precision | None = None,
         progress: ByteProgress | None = None,
+        make_memory: Callable[[int], HostMemory] = HostMemory,
     ) -> None:
         """Load a model folder.
 
@@ -63,6 +64,7 @@ class TorchRunner:
         long_context  a model with longrope takes the frequencies and the window of long contexts
         precision    instead of the one that dtype means on this CPU
         progress     told of the stored bytes that have been read
+        make_memory  makes the pool's memory of so many bytes
         Raises BadModel: the folder can't be served, or the pool would hold no block.
         """
         self._num_threads = num_threads or os.cpu_count() or 1
@@ -102,7 +104,7 @@ class TorchRunner:
         if num_blocks < 1:
             raise BadModel("the KV memory holds no block", want=layout.block_bytes, got=kv_memory_bytes)
         self._layout = replace(layout, num_blocks=num_blocks)
-        self._pool = KvPool(self._layout, precision.kv)
+        self._pool = KvPool(self._layout, precision.kv, make_memory)
         trim_heap()
         fingerprint = weights.fingerprint(identity)
         self._card = ModelCard(

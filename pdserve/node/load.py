@@ -11,10 +11,12 @@ import structlog
 
 from pdserve.clock import Clock
 from pdserve.engine.port import Runner
+from pdserve.kv_memory import HostMemory
+from pdserve.memfd import MEMFD, shareable_memory
 from pdserve.modelstore.progress import ByteProgress
 from pdserve.modelstore.resolve import resolve
 from pdserve.node.ports import LoadedModel
-from pdserve.service.config import Config, EngineConfig
+from pdserve.service.config import Config
 from pdserve.tokenizer import Tokenizer
 from pdserve.worker.structures import WorkerStructures
 
@@ -82,10 +84,10 @@ class LoadProgress:
 def load_model(config: Config, progress: LoadProgress, clock: Clock) -> LoadedModel:
     """Weights, KV pool and tokenizer. Blocks for seconds; raises what an operator must change."""
     if config.engine.kind == "fake":
-        return _load_fake(config.engine, clock)
+        return _load_fake(config, clock)
     folder = resolve(config.worker.model)
     tokenizer = Tokenizer.load(folder)
-    runner = _load_torch(folder, config.engine, progress)
+    runner = _load_torch(folder, config, progress)
     return LoadedModel(
         name=config.worker.model,
         runner=runner,
@@ -102,33 +104,41 @@ def _prepare_structures(tokenizer: Tokenizer, clock: Clock) -> WorkerStructures:
     return structures
 
 
-def _load_torch(folder: Path, config: EngineConfig, progress: ByteProgress) -> Runner:
+def _make_memory(config: Config) -> Callable[[int], HostMemory]:
+    """What makes the memory of the KV pool: such as others may map, if any link may ask for that."""
+    return shareable_memory if MEMFD in config.transport.kinds else HostMemory
+
+
+def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
     # Here, so that a worker with the fake engine never imports torch.
     from pdserve.engine.numerics import choose_precision
     from pdserve.engine.torch_runner import TorchRunner
 
+    engine = config.engine
     return TorchRunner(
         folder,
-        dtype=config.dtype,
-        deterministic=config.deterministic,
-        num_threads=config.threads or len(os.sched_getaffinity(0)),
-        num_blocks=config.num_blocks or None,
-        kv_memory_bytes=config.kv_memory_bytes,
-        block_size=config.block_size,
-        long_context=config.long_context,
-        precision=choose_precision(config.dtype, config.linear),
+        dtype=engine.dtype,
+        deterministic=engine.deterministic,
+        num_threads=engine.threads or len(os.sched_getaffinity(0)),
+        num_blocks=engine.num_blocks or None,
+        kv_memory_bytes=engine.kv_memory_bytes,
+        block_size=engine.block_size,
+        long_context=engine.long_context,
+        precision=choose_precision(engine.dtype, engine.linear),
         progress=progress,
+        make_memory=_make_memory(config),
     )
 
 
-def _load_fake(config: EngineConfig, clock: Clock) -> LoadedModel:
+def _load_fake(config: Config, clock: Clock) -> LoadedModel:
     from pdserve.engine.fake_runner import FakeRunner
 
-    num_blocks = config.num_blocks
+    engine = config.engine
+    num_blocks = engine.num_blocks
     if num_blocks == 0:
-        block_bytes = FakeRunner(num_blocks=1, block_size=config.block_size).layout.block_bytes
-        num_blocks = max(1, min(config.kv_memory_bytes // block_bytes, _MAX_FAKE_BLOCKS))
-    runner = FakeRunner(num_blocks=num_blocks, block_size=config.block_size)
+        block_bytes = FakeRunner(num_blocks=1, block_size=engine.block_size).layout.block_bytes
+        num_blocks = max(1, min(engine.kv_memory_bytes // block_bytes, _MAX_FAKE_BLOCKS))
+    runner = FakeRunner(num_blocks=num_blocks, block_size=engine.block_size, make_memory=_make_memory(config))
     tokenizer = Tokenizer.fake(runner.card.vocab_size)
     return LoadedModel(
         name=runner.card.name,

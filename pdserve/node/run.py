@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from kv_transfer.facts import LinkFacts
+from kv_transfer.facts import STREAM, LinkFacts
 from kv_transfer.messages import LinkState
 from kv_transfer.owner import TransferOwner
 from pdserve.engine.engine import Engine
@@ -193,10 +193,16 @@ class RoleRun:
             numerics=card.numerics,
             checksum=next(iter(model.runner.pool.checksums), "none"),
             checksums=model.runner.pool.checksums if wire >= (1, 1) else None,
+            transports=self._transports() if wire >= (1, 1) else None,
             deterministic=card.deterministic,
             wire=wire,
             role_generation=self._role_generation,
         )
+
+    def _transports(self) -> tuple[str, ...]:
+        """Those of the configuration that this pool can go over."""
+        pool, kinds = self._setup.model.runner.pool, self._setup.config.transport.kinds
+        return tuple(kind for kind in kinds if kind == STREAM or pool.export(kind) is not None)
 
     # --- what others see
 

@@ -191,7 +191,7 @@ class TransportConfig:
     """How KV blocks travel between workers."""
 
     kinds: tuple[str, ...] = setting(
-        ("stream",), "transports offered, the preferred first", choices=("stream",)
+        ("memfd", "stream"), "transports offered, the preferred first", choices=("memfd", "stream")
     )
     strict: bool = setting(False, "a pair whose first choice fails is down instead of using the next one")
     prefer_unix: bool = setting(True, "use the Unix socket where both workers are on one host")

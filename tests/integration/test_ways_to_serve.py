@@ -34,13 +34,18 @@ async def serves(client: AsyncClient, workers: list[str]) -> set[tuple[str, str,
 
 
 @pytest.mark.parametrize(
-    ("prefer_unix", "transport"), [("true", "stream-unix"), ("false", "stream-tcp")], ids=["unix", "tcp"]
+    ("setting", "transport"),
+    [
+        ("--transport.strict=true", "memfd"),
+        ("--transport.kinds=stream", "stream-unix"),
+        ("--transport.prefer-unix=false", "stream-tcp"),
+    ],
 )
-async def test_a_pair(tmp_path: Path, prefer_unix: str, transport: str) -> None:
+async def test_a_pair(tmp_path: Path, setting: str, transport: str) -> None:
     with Singles(tmp_path, *COMMON) as cluster:
         router = cluster.router("r0")
         for role, name in (("prefill", "p0"), ("decode", "d0")):
-            cluster.worker(role, name, *FAKE, "--transport.prefer-unix", prefer_unix)
+            cluster.worker(role, name, *FAKE, setting)
         cluster.start()
         async with AsyncClient(router.address) as client:
             served = await serves(client, ["d0", "p0"])

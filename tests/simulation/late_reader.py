@@ -19,7 +19,7 @@ from pdserve.engine import fake_rule
 from pdserve.messages import Role
 from pdserve.request import GenerateRequest, Tokens
 from pdserve.sampling import SamplingParams
-from pdserve.service.config import Config, TimeoutsConfig
+from pdserve.service.config import Config, TimeoutsConfig, TransportConfig
 from tests.simulation.cluster import Delays, SimCluster, SimWorker
 from tests.simulation.observer import Unobserved
 from tests.simulation.phases import attempts_of
@@ -49,7 +49,10 @@ def play() -> dict[str, object]:
 
 
 async def _play(clock: VirtualClock) -> dict[str, object]:
-    config = Config(timeouts=TimeoutsConfig(hold_s=0.1, request_s=30.0))
+    config = Config(
+        timeouts=TimeoutsConfig(hold_s=0.1, request_s=30.0),
+        transport=TransportConfig(piece_bytes=4096),  # so that d0 reads in several turns
+    )
     delays = Delays(session_s=0.001, link_s=0.001, owner_s=0.004, kind=WireKind.ONE_SIDED)
     cluster = SimCluster(config, clock, "late reader", delays=delays, observer=_Witness())
     async with cluster:

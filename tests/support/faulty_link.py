@@ -14,7 +14,7 @@ from typing import Protocol
 
 from kv_transfer.frames import Kind
 from kv_transfer.framing import HEADER_BYTES, kind_of
-from kv_transfer.transports.port import Channel, Network, Sink
+from kv_transfer.transports.port import Channel, Network, Sharing, Sink
 from pdserve.clock import Clock
 from pdserve.ids import Random
 from pdserve.kv_memory import ByteSpan
@@ -127,6 +127,10 @@ class FaultyChannel:
     @property
     def can_divert(self) -> bool:
         return self._inner.can_divert
+
+    @property
+    def sharing(self) -> Sharing | None:
+        return self._inner.sharing
 
     @property
     def closed_reason(self) -> str | None:

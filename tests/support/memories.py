@@ -31,6 +31,9 @@ class DeviceMemory:
             raise InvariantViolated("a checksum that this memory doesn't offer", kind=kind)
         return xxh3_64_intdigest(self.bytes[span.start : span.end])
 
+    def export(self, transport: str) -> int | None:
+        return None
+
 
 class StagedMemory:
     """Another memory, and behind its end what a network holds of it: copies of pieces as they were when sent.
@@ -69,6 +72,9 @@ class StagedMemory:
 
     def checksum(self, kind: str, span: ByteSpan) -> int:
         return self._inner.checksum(kind, span)
+
+    def export(self, transport: str) -> int | None:
+        return self._inner.export(transport)
 
 
 def pool_bytes(runner: Runner) -> memoryview:

@@ -78,6 +78,7 @@ class MemoryChannel:
         self.remote_memory: StagedMemory | None = None
         self.closed_reason: str | None = None
         self.received_bytes = 0
+        self.sharing = None
         self._wires = wires
         self._name = name
         self._memory = memory

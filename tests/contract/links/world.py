@@ -20,13 +20,14 @@ from pdserve.clock import VirtualClock
 from pdserve.engine.layout import KvLayout
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.kv_memory import ByteSpan, HostMemory
+from pdserve.memfd import MemfdMemory
 from pdserve.service.config import TimeoutsConfig, TransportConfig
 from tests.support.faulty_link import Fault, FaultyNetwork
 from tests.support.memories import DeviceMemory, StagedMemory
 from tests.support.memory_channel import WireKind
 from tests.support.memory_network import MemoryNetwork
 
-TRANSPORTS = ("stream-unix", "stream-tcp", "memory", "memory-one-sided", "posted")
+TRANSPORTS = ("stream-unix", "stream-tcp", "memfd", "memory", "memory-one-sided", "posted")
 DIVERTING = ("stream-unix", "stream-tcp", "memory")
 """Those on which a piece may be lost, repeated or late without anybody being confused."""
 LAYOUT = KvLayout(
@@ -123,7 +124,7 @@ class World:
 
     @property
     def reads_itself(self) -> bool:
-        return self.transport == "memory-one-sided"
+        return self.transport in ("memory-one-sided", "memfd")
 
     @property
     def _is_in_memory(self) -> bool:
@@ -143,27 +144,37 @@ class World:
         piece_bytes: int = 5000,
         pull_window_bytes: int = 16_384,
         prefer_unix: bool | None = None,
+        strict: bool = False,
+        memory: HostMemory | None = None,
     ) -> Node:
-        """A new worker in this world; epoch: of a process that was here before, in another role now."""
+        """A new worker in this world.
+
+        epoch   of a process that was here before, in another role now
+        memory  for its pool, instead of what the transport wants
+        """
         ref = WorkerRef(name, epoch or Epoch(start_ns, self.random.getrandbits(64)))
-        link_facts = facts() if link_facts is None else link_facts
+        if link_facts is None:
+            link_facts = facts(transports=("memfd", "stream") if self.transport == "memfd" else None)
+        make: type[HostMemory] = MemfdMemory if self.transport == "memfd" else HostMemory
         if self.transport == "posted":
             device = DeviceMemory(layout.pool_bytes, link_facts.checksums or (link_facts.checksum,))
-            memory = StagedMemory(device)
+            staged = StagedMemory(device)
         else:
-            memory = StagedMemory(HostMemory(layout.pool_bytes))
-        memory.at(ByteSpan(0, layout.pool_bytes))[:] = self.random.randbytes(layout.pool_bytes)
-        network = self._network(name, memory, prefer_unix)
+            staged = StagedMemory(memory or make(layout.pool_bytes))
+        staged.at(ByteSpan(0, layout.pool_bytes))[:] = self.random.randbytes(layout.pool_bytes)
+        network = self._network(name, staged, prefer_unix)
         to_engine: list[object] = []
         to_loop: list[object] = []
         owner = TransferOwner(
             me=ref,
             facts=link_facts,
-            pool=memory,
+            pool=staged,
             layout=layout,
             network=network,
             timeouts=TimeoutsConfig() if timeouts is None else timeouts,
-            config=TransportConfig(piece_bytes=piece_bytes, pull_window_bytes=pull_window_bytes),
+            config=TransportConfig(
+                piece_bytes=piece_bytes, pull_window_bytes=pull_window_bytes, strict=strict
+            ),
             clock=self.clock,
             random=self.random,
             to_engine=to_engine.append,
@@ -171,7 +182,7 @@ class World:
             secret=secret,
             max_links=max_links,
         )
-        node = Node(ref, owner, network, memory, layout, to_engine, to_loop)
+        node = Node(ref, owner, network, staged, layout, to_engine, to_loop)
         self.nodes.append(node)
         return node
 
@@ -184,7 +195,9 @@ class World:
                 memory=memory,
                 kv_listen="127.0.0.1:0",
                 unix_dir=self._unix_dir.name,
-                prefer_unix=self.transport == "stream-unix" if prefer_unix is None else prefer_unix,
+                prefer_unix=self.transport in ("stream-unix", "memfd")
+                if prefer_unix is None
+                else prefer_unix,
                 strict=False,
                 clock=self.clock,
                 random=self.random,

@@ -36,7 +36,7 @@ def test_defaults_are_valid_and_complete() -> None:
     effective = Config().effective()
     assert list(effective) == [key.name for key in SETTINGS]
     assert effective["timeouts.link_s"] == 4.0
-    assert effective["transport.kinds"] == ["stream"]
+    assert effective["transport.kinds"] == ["memfd", "stream"]
     assert load() == Config()
 
 
@@ -152,7 +152,7 @@ def test_components_built_in_code_are_checked_too() -> None:
         EngineConfig(threads=-1)
     with pytest.raises(ConfigError, match="order"):
         TimeoutsConfig(link_s=5.5)
-    with pytest.raises(ConfigError, match="one of stream"):
+    with pytest.raises(ConfigError, match="one of memfd, stream"):
         TransportConfig(kinds=("carrier_pigeon",))
 
 

@@ -1,0 +1,108 @@
+"""A KV pool that other workers of the same host may map, and such a pool as they see it.
+
+The pool lies in a memfd: memory with a descriptor and no name. It is sealed, so that nobody, its owner included, can
+shrink it under a reader (whose access would kill it), and its pages live until the last mapping is gone: a reader that
+is in the middle of a copy when the owner dies reads on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import weakref
+
+import numpy as np
+import structlog
+
+from pdserve.errors import InvalidRequest, InvariantViolated
+from pdserve.kv_memory import HostMemory
+
+MEMFD = "memfd"
+_NO_RESIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1: no new writable mapping; not in the fcntl module yet
+
+log = structlog.get_logger()
+
+
+def shareable_memory(num_bytes: int) -> HostMemory:
+    """Memory that others may map, where the system can make it; else memory of this process alone, logged."""
+    try:
+        return MemfdMemory(num_bytes)
+    except (OSError, AttributeError) as error:  # AttributeError: a system without memfd_create
+        log.warning("pool.not_shareable", reason=str(error))
+        return HostMemory(num_bytes)
+
+
+class MemfdMemory(HostMemory):
+    """On huge pages if the system holds some ready, else on what it gives shared memory. Raises OSError."""
+
+    def __init__(self, num_bytes: int) -> None:
+        try:
+            descriptor, memory = _map_new(num_bytes, os.MFD_HUGETLB)
+        except OSError:  # none, or not enough, are reserved
+            descriptor, memory = _map_new(num_bytes, 0)
+        weakref.finalize(self, os.close, descriptor)
+        self._descriptor = descriptor
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NO_RESIZE | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+        except OSError:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NO_RESIZE | fcntl.F_SEAL_SEAL)
+        super().__init__(num_bytes, memory)
+
+    def export(self, transport: str) -> int | None:
+        return self._descriptor if transport == MEMFD else None
+
+
+def _map_new(num_bytes: int, flags: int) -> tuple[int, mmap.mmap]:
+    descriptor = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    try:
+        page_bytes = os.fstat(descriptor).st_blksize if flags else mmap.PAGESIZE
+        size = -(-num_bytes // page_bytes) * page_bytes
+        os.ftruncate(descriptor, size)
+        return descriptor, mmap.mmap(descriptor, size)
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+class MappedPool:
+    """Another worker's pool, mapped read-only. One thread at a time."""
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        """descriptor: came from a peer and is checked here; it stays the caller's. num_bytes: of that pool.
+
+        Raises InvalidRequest, with what is wrong with it.
+        """
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError as error:
+            raise _unfit("not a memfd") from error
+        if seals & _NO_RESIZE != _NO_RESIZE:
+            raise _unfit("not sealed against another size", seals=seals)
+        found = os.fstat(descriptor)
+        if not num_bytes <= found.st_size < num_bytes + max(found.st_blksize, mmap.PAGESIZE):
+            raise _unfit("another size", want=num_bytes, got=found.st_size)
+        try:
+            self._map = mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise _unfit("it can't be mapped", error=error.strerror) from error
+        self._num_bytes = num_bytes
+        self._address = int(np.frombuffer(self._map, dtype=np.uint8).__array_interface__["data"][0])
+
+    def copy(self, start: int, into: memoryview) -> None:
+        """Fill `into` from here on. At the speed of memory; other threads of this process run meanwhile."""
+        num_bytes = len(into)
+        if self._map.closed or not 0 <= start <= self._num_bytes - num_bytes:
+            raise InvariantViolated("a read outside of the peer's pool", start=start, num_bytes=num_bytes)
+        target = ctypes.addressof(ctypes.c_char.from_buffer(into))
+        ctypes.memmove(target, self._address + start, num_bytes)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._map.close()
+
+
+def _unfit(reason: str, **fields: object) -> InvalidRequest:
+    return InvalidRequest("the peer's memory can't be mapped", reason=reason, **fields)

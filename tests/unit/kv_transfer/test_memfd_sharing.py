@@ -1,0 +1,149 @@
+"""The descriptor beside a frame: one is taken, several or none are refused, unasked ones never reach the process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from kv_transfer.frames import Data, Frame, Memory
+from kv_transfer.framing import encode
+from kv_transfer.transports.memfd_sharing import MemfdSharing
+from kv_transfer.transports.stream_channel import StreamChannel
+from pdserve.errors import InvalidRequest
+from pdserve.kv_memory import ByteSpan, HostMemory
+from pdserve.memfd import MemfdMemory
+
+NUM_BYTES = 8192
+
+
+class _Watch:
+    """Nobody waits."""
+
+    def want_write(self, _channel: StreamChannel, _sock: socket.socket, *, wanted: bool) -> None:
+        assert wanted in (True, False)
+
+    def drop(self, _sock: socket.socket) -> None:
+        return
+
+
+class _Taker:
+    """A sink that takes the memory when its frame comes."""
+
+    def __init__(self, sharing: MemfdSharing) -> None:
+        self._sharing = sharing
+        self.error: InvalidRequest | None = None
+        self.num_frames = 0
+
+    def place(self, _data: Data, _generation: int, _num_bytes: int) -> ByteSpan | None:
+        raise AssertionError
+
+    def on_frame(self, frame: Frame, _generation: int) -> None:
+        assert isinstance(frame, Memory)
+        self.num_frames += 1
+        try:
+            self._sharing.take_memory(NUM_BYTES)
+        except InvalidRequest as error:
+            self.error = error
+
+    def on_done(self, _tag: int) -> None:
+        raise AssertionError
+
+    def on_unknown(self, _what: str) -> None:
+        raise AssertionError
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[StreamChannel, socket.socket]]:
+    """D's channel, and P's bare socket."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    near.setblocking(False)
+    channel = StreamChannel(_Watch(), HostMemory(NUM_BYTES))
+    channel.start(near, "stream-unix", "test")
+    yield channel, far
+    channel.close("the test is over")
+    far.close()
+
+
+def _receive(channel: StreamChannel) -> _Taker:
+    assert channel.sharing is not None
+    taker = _Taker(channel.sharing)
+    channel.is_readable = True
+    while channel.receive(taker):
+        pass
+    return taker
+
+
+def _descriptor(memory: MemfdMemory) -> int:
+    descriptor = memory.export("memfd")
+    assert descriptor is not None
+    return descriptor
+
+
+def _num_open() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_one_descriptor_is_mapped_and_read(ends: tuple[StreamChannel, socket.socket]) -> None:
+    channel, far = ends
+    pool = MemfdMemory(NUM_BYTES)
+    pool.bytes[100:105] = b"hello"
+    assert channel.sharing is not None
+    channel.sharing.expect_memory()
+    wire = encode(Memory(), 1)
+    socket.send_fds(far, [wire[:3]], [_descriptor(pool)])
+    assert _receive(channel).num_frames == 0 and channel.transport == "stream-unix"
+    far.send(wire[3:])
+    taker = _receive(channel)
+    assert taker.error is None and channel.transport == "memfd"
+    assert channel.read_remote(1, 100, ByteSpan(7, 5))
+    assert bytes(channel._memory.view(ByteSpan(7, 5))) == b"hello"
+
+
+@pytest.mark.parametrize("num_descriptors", [0, 2, 4, 5, 20])
+def test_none_and_several_are_refused_and_closed(
+    ends: tuple[StreamChannel, socket.socket], num_descriptors: int
+) -> None:
+    channel, far = ends
+    memory = MemfdMemory(NUM_BYTES)
+    assert channel.sharing is not None
+    channel.sharing.expect_memory()
+    before = _num_open()
+    socket.send_fds(far, [encode(Memory(), 1)], [_descriptor(memory)] * num_descriptors)
+    taker = _receive(channel)
+    assert taker.error is not None and "want one descriptor" in str(taker.error)
+    assert _num_open() == before and not channel.reads_itself
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_what_comes_unasked_stays_with_the_kernel(
+    ends: tuple[StreamChannel, socket.socket], is_taken: bool
+) -> None:
+    """Before the proof nobody makes this process hold anything; nor after the one descriptor it wanted."""
+    channel, far = ends
+    memory = MemfdMemory(NUM_BYTES)
+    assert channel.sharing is not None
+    if is_taken:
+        channel.sharing.expect_memory()
+        socket.send_fds(far, [encode(Memory(), 1)], [_descriptor(memory)])
+        assert _receive(channel).error is None
+    before = _num_open()
+    socket.send_fds(far, [encode(Memory(), 1)], [_descriptor(memory)])
+    assert _receive(channel).num_frames == 1
+    assert _num_open() == before
+
+
+def test_what_came_for_a_frame_that_never_does_is_closed_with_the_connection(
+    ends: tuple[StreamChannel, socket.socket],
+) -> None:
+    channel, far = ends
+    memory = MemfdMemory(NUM_BYTES)
+    assert channel.sharing is not None
+    before = _num_open()
+    channel.sharing.expect_memory()
+    socket.send_fds(far, [encode(Memory(), 1)[:5]], [_descriptor(memory)])
+    assert _receive(channel).num_frames == 0 and _num_open() == before + 1
+    channel.close("gone")
+    assert _num_open() == before - 1, "its own socket is closed, too"
