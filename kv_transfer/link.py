@@ -299,6 +299,7 @@ class Link:
         if reason and (self._strict or STREAM not in self._handshake.transports):
             raise WorkerLost("the preferred transport failed", transport=MEMFD, reason=reason)
         if reason:
+            count(self._metrics.fell_back, self.peer.id)
             log.warning("link.fell_back", peer=self.peer.id, transport=self.transport, because=reason)
         if self.my_side is Side.DECODE:
             self._send(Mapped(reason))

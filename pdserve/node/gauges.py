@@ -53,5 +53,6 @@ class WorkerGauges:
         metrics.handed_off.set(transfer.failed_leases, "failed")
         metrics.stale.set_all(dict(transfer.stale))
         metrics.corrupt.set_all(dict(transfer.corrupt))
+        metrics.fell_back.set_all(dict(transfer.fell_back))
         metrics.malformed.set_all(dict(transfer.malformed))
         metrics.set_unknown_frames(dict(transfer.unknown))

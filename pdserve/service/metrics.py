@@ -78,6 +78,9 @@ class WorkerMetrics:
         self.handed_off = Total(r, "pdserve_kv_handoffs", "Leases by how they ended.", ("outcome",))
         self.links = Gauge("pdserve_links", "Links that are up.", registry=r)
         self.links_lost = Total(r, "pdserve_links_lost", "Links that broke or fell silent.")
+        self.fell_back = Total(
+            r, "pdserve_links_fell_back", "Links over the stream as the first transport failed.", ("peer",)
+        )
         self.leases = Gauge("pdserve_leases", "Leases in hand.", registry=r)
         self.stale = Total(r, "pdserve_kv_stale", "Frames of a dead lease or generation, by peer.", ("peer",))
         self.corrupt = Total(r, "pdserve_kv_corrupt", "Pieces with a wrong checksum, by sender.", ("peer",))

@@ -157,6 +157,7 @@ def test_what_is_no_pool_is_said_and_the_bytes_go_over_the_stream(
         _hand_off(world, prefill, decode, "stream-unix")
     told = [line["because"] for line in logs if line["event"] == "link.fell_back"]
     assert len(told) == 2 and all(reason in text for text in told), "both sides know why"
+    assert prefill.owner.metrics.fell_back == {"d": 1} and decode.owner.metrics.fell_back == {"p": 1}
     world.kill(prefill)
     world.run(lambda: not decode.owner._links)
     assert len(os.listdir("/proc/self/fd")) <= before, "every descriptor that came was closed"
