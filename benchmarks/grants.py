@@ -1,7 +1,7 @@
 """What a hand-off costs a client while the decode worker is busy, and what a small pool keeps of its cache.
 
     python -m benchmarks.grants [--seeds 3]
-    python -m benchmarks.grants --model smollm2-135m [--visits 100]      (or --model fake)
+    python -m benchmarks.grants --model smollm2-135m [--visits 100] [--rate 0.3]      (or --model fake)
 
 Without --model: a simulated cluster of one prefill and one decode worker under virtual time, the real classes with
 steps that take what SmolLM2's take on two cores. Seeded, exact, the same on every machine. With it: the first part on
@@ -52,7 +52,7 @@ PREFILL_TOKEN_S, DECODE_S, DECODE_ROW_S = 0.0007, 0.032, 0.001
 NUM_BLOCKS = 4096
 
 NUM_STREAMS, STREAM_TOKENS = 8, 400
-NUM_VISITS, VISITS_A_SECOND = 300, 1.0
+NUM_VISITS = 300
 ONE_CHUNK = 512
 VISIT_PROMPTS = (48, 200, 480, 1200)  # the last in three chunks
 VISIT_TOKENS = 6
@@ -135,9 +135,9 @@ class Gaps:
     stream_gaps_s: list[float] = field(default_factory=list)
 
     async def measure(
-        self, asker: Asker, random_for: Callable[[str], random.Random], num_visits: int
+        self, asker: Asker, random_for: Callable[[str], random.Random], num_visits: int, a_second: float
     ) -> None:
-        """Let visitors come while the streams run."""
+        """Let visitors come while the streams run, so many a second in the mean."""
         source = random_for("visits")
 
         async def stream(prompts: random.Random) -> None:
@@ -151,7 +151,7 @@ class Gaps:
         streams = [asyncio.create_task(stream(random_for(f"stream {index}"))) for index in range(NUM_STREAMS)]
         async with asyncio.TaskGroup() as group:
             for _ in range(num_visits):
-                await asyncio.sleep(source.expovariate(VISITS_A_SECOND))
+                await asyncio.sleep(source.expovariate(a_second))
                 group.create_task(visit(drawn_prompt(source, source.choice(VISIT_PROMPTS))))
         await stop(streams)
 
@@ -161,6 +161,8 @@ class Gaps:
             ("prompts of one chunk", [each for each in self.visits if each.num_prompt <= ONE_CHUNK]),
             ("prompts of three chunks", [each for each in self.visits if each.num_prompt > ONE_CHUNK]),
         ):
+            if not some:
+                continue
             print(name)
             rows = {
                 "time to first token": [each.timings.ttft_ms / 1e3 for each in some],
@@ -314,12 +316,12 @@ def on_simulated_pair(
     run_virtual(play(), clock, limit_s=LIMIT_S)
 
 
-def simulate(num_seeds: int, num_visits: int) -> None:
+def simulate(num_seeds: int, num_visits: int, a_second: float) -> None:
     """Both parts under virtual time."""
     gaps = Gaps()
 
     async def visits(cluster: SimCluster, asker: Asker) -> None:
-        await gaps.measure(asker, cluster.random_for, num_visits)
+        await gaps.measure(asker, cluster.random_for, num_visits, a_second)
 
     with counted_events():
         for seed in range(num_seeds):
@@ -328,7 +330,7 @@ def simulate(num_seeds: int, num_visits: int) -> None:
     print_cache(num_seeds)
 
 
-async def measure(model: str, num_visits: int) -> None:
+async def measure(model: str, num_visits: int, a_second: float) -> None:
     """The first part on real processes."""
     what = ("--engine", "fake") if model == "fake" else ("--model", model)
     gaps, load = Gaps(), os.getloadavg()[0]
@@ -336,7 +338,10 @@ async def measure(model: str, num_visits: int) -> None:
         up = (*what, "--prefill", "1", "--decode", "1", "--router.allow-local-prefill", "false")
         async with DemoCluster.running(Path(folder), up) as cluster, AsyncClient(cluster.target) as client:
             await gaps.measure(
-                Asker(client.generate, SystemClock()), lambda name: random.Random(f"0/{name}"), num_visits
+                Asker(client.generate, SystemClock()),
+                lambda name: random.Random(f"0/{name}"),
+                num_visits,
+                a_second,
             )
     print(f"{model}, {os.cpu_count()} cores, load {load:.1f} before, {os.getloadavg()[0]:.1f} after")
     gaps.print()
@@ -348,12 +353,15 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--visits", type=int, default=NUM_VISITS)
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="visits a second; what the machine can prefill"
+    )
     parser.add_argument("--model", help="alias, folder or .gguf file, or fake: measure on real processes")
     arguments = parser.parse_args()
     if arguments.model is None:
-        simulate(arguments.seeds, arguments.visits)
+        simulate(arguments.seeds, arguments.visits, arguments.rate)
     else:
-        asyncio.run(measure(arguments.model, arguments.visits))
+        asyncio.run(measure(arguments.model, arguments.visits, arguments.rate))
 
 
 if __name__ == "__main__":
