@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdserve.engine.numerics import LinearKind, Precision
+from pdserve.engine.numerics import Precision, choose_precision
 from pdserve.messages import Role
 from pdserve.sampling import SamplingParams
 from pdserve.tokenizer import Tokenizer
 from tests.support.conversations import GREEDY, SEEDED, Script, random_script
+from tests.support.kernels import PRODUCTION
 from tests.support.serving import AGGREGATED, CELLS, ONE_PAIR, Cell, assert_equal, check, serve
 from tests.support.torch_cluster import Answer, Shelf, TorchCluster, play
 from tests.unit.engine_torch.random_model import SMALL, WIDE, write_random_model
@@ -93,10 +94,23 @@ def test_two_threads(dtype: str, shelves: Shelves) -> None:
     check(shelves.shelf(dtype, num_threads=2), Cell(chunk=64, hits=True, batch=4), script(SEEDED, 8, 2, 8))
 
 
-def test_arithmetic_of_cpus_with_bfloat16(shelves: Shelves) -> None:
-    """bfloat16 activations, whatever this CPU would choose."""
-    native = Precision("bfloat16", torch.bfloat16, torch.bfloat16, LinearKind.PLAIN)
-    check(shelves.shelf("bfloat16", precision=native), MIXED, script(SEEDED))
+def test_plain_bfloat16(shelves: Shelves) -> None:
+    """What a CPU without any of the packed kernels computes."""
+    check(shelves.shelf("bfloat16", precision=choose_precision("bfloat16", "plain")), MIXED, script(SEEDED))
+
+
+@pytest.mark.parametrize("precision", PRODUCTION, ids=lambda each: f"{each.name} {each.linear.value}")
+def test_alone_in_company_preempted_by_the_kernels_of_any_cpu(
+    precision: Precision, wide_shelves: Shelves
+) -> None:
+    """Of the packaged model's widths, since kernels choose their way by them."""
+    shelf = wide_shelves.shelf(precision.name, precision=precision)
+    text = script(SEEDED, 16, 2)
+    alone = serve(shelf, Cell(chunk=512, hits=False, batch=1).shape(AGGREGATED), text, 1)
+    assert_equal(serve(shelf, MIXED.shape(ONE_PAIR), text, 16), alone)
+    preempted = serve(shelf, MIXED.shape(ONE_PAIR, d0=SMALL_POOL), text, 16)
+    assert preempted.num_events["sequence.preempted"] >= 1
+    assert_equal(preempted, alone)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -16,14 +16,16 @@ import pytest
 import torch
 
 from pdserve.completion import Completion
+from pdserve.engine.numerics import Precision
 from pdserve.messages import Role
 from pdserve.request import Event, GenerateRequest, Tokens
 from pdserve.sampling import SamplingParams
 from pdserve.service.config import Config, EngineConfig
 from pdserve.tokenizer import Tokenizer
 from tests.simulation.asking_for import ask
+from tests.support.kernels import OWN_FIRST
 from tests.support.torch_cluster import Answer, Record, Shape, Shelf, TorchCluster, play
-from tests.unit.engine_torch.random_model import SMALL, write_random_model
+from tests.unit.engine_torch.random_model import SMALL, WIDE, write_random_model
 
 AGGREGATED = (("b0", Role.BOTH),)
 ONE_PAIR = (("p0", Role.PREFILL), ("d0", Role.DECODE))
@@ -63,10 +65,12 @@ REQUESTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    folder: Path = write_random_model(tmp_path_factory.mktemp("model"), dtype=torch.bfloat16)
-    return Shelf(folder, Tokenizer.fake(SMALL["vocab_size"]), dtype="float32")
+@pytest.fixture(scope="module", params=OWN_FIRST)
+def shelf(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    """By the kernels that production takes, of the packaged model's widths, by which kernels choose their way."""
+    folder: Path = write_random_model(tmp_path_factory.mktemp("model"), dtype=torch.bfloat16, **WIDE)
+    precision: Precision = request.param
+    return Shelf(folder, Tokenizer.fake(SMALL["vocab_size"]), dtype=precision.name, precision=precision)
 
 
 def answers(
@@ -117,6 +121,18 @@ def wanted(shelf: Shelf) -> list[tuple[object, ...]]:
             0 if params.prompt_logprobs is None else len(request.input) - 1
         )
     return [essence(completion) for completion in found]
+
+
+def test_alone(shelf: Shelf, wanted: list[tuple[object, ...]]) -> None:
+    """One after the other, with nobody beside."""
+    found: list[Completion] = []
+
+    async def talk(cluster: TorchCluster) -> list[Answer]:
+        found.extend([await ask(cluster.sim, each, lambda event: None) for each in REQUESTS])
+        return []
+
+    play(shelf, Shape(config=CONFIG, workers=ONE_PAIR, num_blocks=512), talk)
+    assert [essence(completion) for completion in found] == wanted
 
 
 def test_disaggregated(shelf: Shelf, wanted: list[tuple[object, ...]]) -> None:

@@ -15,15 +15,17 @@ import pytest
 import torch
 
 from pdserve.completion import Completion
+from pdserve.engine.numerics import Precision
 from pdserve.messages import Role
 from pdserve.request import Event, GenerateRequest, Tokens
 from pdserve.sampling import FinishReason, SamplingParams
 from pdserve.service.config import Config, EngineConfig
 from pdserve.tokenizer import Tokenizer
 from tests.simulation.asking_for import ask
+from tests.support.kernels import OWN_FIRST
 from tests.support.structures import OTHERS, REGEXES, SCHEMAS, WISHES, Wish, of_schema
 from tests.support.torch_cluster import Answer, Record, Shape, Shelf, TorchCluster, play
-from tests.unit.engine_torch.random_model import SMALL, write_random_model
+from tests.unit.engine_torch.random_model import SMALL, WIDE, write_random_model
 
 AGGREGATED = (("b0", Role.BOTH),)
 ONE_PAIR = (("p0", Role.PREFILL), ("d0", Role.DECODE))
@@ -37,9 +39,17 @@ LIKES_THE_END = tuple((end_id, 7.0) for end_id in Tokenizer.fake(SMALL["vocab_si
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+def small_shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     folder: Path = write_random_model(tmp_path_factory.mktemp("model"), dtype=torch.bfloat16)
     return Shelf(folder, Tokenizer.fake(SMALL["vocab_size"]), dtype="float32")
+
+
+@pytest.fixture(scope="module", params=OWN_FIRST)
+def shelf(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    """By the kernels that production takes, of the packaged model's widths, by which kernels choose their way."""
+    folder: Path = write_random_model(tmp_path_factory.mktemp("model"), dtype=torch.bfloat16, **WIDE)
+    precision: Precision = request.param
+    return Shelf(folder, Tokenizer.fake(SMALL["vocab_size"]), dtype=precision.name, precision=precision)
 
 
 def request(wish: Wish, seed: int, **fields: object) -> GenerateRequest:
@@ -105,9 +115,9 @@ def check(wish: Wish, completion: Completion) -> None:
 
 
 @pytest.mark.parametrize("wish", [*SCHEMAS, *REGEXES, *OTHERS], ids=str)
-def test_twenty_texts_of_each_are_right(wish: Wish, shelf: Shelf) -> None:
+def test_twenty_texts_of_each_are_right(wish: Wish, small_shelf: Shelf) -> None:
     requests = [request(wish, seed) for seed in range(1, NUM_SEEDS + 1)]
-    found, _ = answers(shelf, ONE_PAIR, requests)
+    found, _ = answers(small_shelf, ONE_PAIR, requests)
     for completion in found:
         check(wish, completion)
     assert len({completion.text for completion in found}) > 1
@@ -128,6 +138,18 @@ def wanted_long(shelf: Shelf) -> list[tuple[object, ...]]:
         check(LONG, completion)
         assert len(completion.token_ids) > 50
     return [essence(completion) for completion in found]
+
+
+def test_alone(shelf: Shelf, wanted: list[tuple[object, ...]]) -> None:
+    """One after the other, with nobody beside."""
+    found: list[Completion] = []
+
+    async def talk(cluster: TorchCluster) -> list[Answer]:
+        found.extend([await ask(cluster.sim, each, lambda event: None) for each in ONE_OF_EACH])
+        return []
+
+    play(shelf, Shape(config=CONFIG, workers=ONE_PAIR, num_blocks=512), talk)
+    assert [essence(completion) for completion in found] == wanted
 
 
 def test_disaggregated(shelf: Shelf, wanted: list[tuple[object, ...]]) -> None:
@@ -158,10 +180,10 @@ def test_replayed(victim: str, shelf: Shelf, wanted: list[tuple[object, ...]]) -
         assert sum(completion.finished.num_attempts for completion in found) > len(ONE_OF_EACH)
 
 
-def test_each_choice_has_a_matcher_of_its_own(shelf: Shelf) -> None:
+def test_each_choice_has_a_matcher_of_its_own(small_shelf: Shelf) -> None:
     wish = SCHEMAS[4]
     several = [replace(request(wish, 3), n=4), replace(request(wish, 3, logprobs=None), n=2, best_of=4)]
-    found, _ = answers(shelf, ONE_PAIR, several)
+    found, _ = answers(small_shelf, ONE_PAIR, several)
     for completion, n in zip(found, (4, 2), strict=True):
         assert len({choice.text for choice in completion.choices}) == n
         check(wish, completion)

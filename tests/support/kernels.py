@@ -1,0 +1,35 @@
+"""The arithmetic that production takes on one CPU or another, as far as this CPU can compute it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdserve.engine.model_config import BadModel
+from pdserve.engine.numerics import Precision, choose_precision
+
+# With bf16 instructions, without them, and float32. oneDNN emulates bfloat16 with AVX-512, and refuses with less.
+_PRODUCTION = (("bfloat16", "onednn"), ("bfloat16", "fbgemm-half"), ("float32", "onednn"))
+
+
+def _found() -> list[Precision]:
+    found: list[Precision] = []
+    for dtype, linear in _PRODUCTION:
+        try:
+            found.append(choose_precision(dtype, linear))
+        except BadModel:
+            continue
+    return found
+
+
+PRODUCTION = _found()
+assert choose_precision("bfloat16") in PRODUCTION, "what this CPU takes by itself is among them"
+
+# This CPU's own always, the others among the slow tests.
+OWN_FIRST = [
+    pytest.param(
+        precision,
+        id=f"{precision.name} {precision.linear.value}",
+        marks=() if precision == choose_precision("bfloat16") else pytest.mark.slow,
+    )
+    for precision in PRODUCTION
+]
