@@ -13,6 +13,7 @@ from torch import Tensor
 from pdserve.engine.config_reader import load_config
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models import MODELS
+from pdserve.engine.numerics import Precision
 from pdserve.engine.port import Row, SampleSpec
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.engine.weights import Weights
@@ -45,17 +46,26 @@ class Ours:
     """The engine's runner, prompts cut into chunks as the scheduler cuts them."""
 
     def __init__(
-        self, folder: Path, dtype: str, num_threads: int, num_blocks: int, chunk_tokens: int
+        self,
+        folder: Path,
+        dtype: str,
+        num_threads: int,
+        num_blocks: int,
+        chunk_tokens: int,
+        *,
+        deterministic: bool = False,
+        precision: Precision | None = None,
     ) -> None:
         self._chunk = chunk_tokens
         self.runner = TorchRunner(
             folder,
             dtype=dtype,
-            deterministic=False,
+            deterministic=deterministic,
             num_threads=num_threads,
             num_blocks=num_blocks,
             kv_memory_bytes=0,
             block_size=BLOCK_SIZE,
+            precision=precision,
         )
         self._ids: list[list[int]] = []
         self._tables: list[range] = []
