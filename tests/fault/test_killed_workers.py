@@ -94,12 +94,13 @@ async def kill_under_a_request(served: Served, role: str, phase: str, attempts: 
         expected, undisturbed = await read(client, twin)
         assert undisturbed.num_attempts == 1
         await at_rest(client, WORKERS, heartbeat_s=HEARTBEAT_S)
-        before = await sent_bytes(victim)
+        decode = cluster.row("decode")
+        before = await received_bytes(decode)
         when = (served.streaming_at, kill) if phase == "streaming" else None
         request = dataclasses.replace(served.request, cache_salt=f"{role} {phase}")
         stream = asyncio.create_task(read(client, request, when))
         if phase == "prefilling":
-            await until("blocks of the first chunks have left", lambda: has_sent_more(victim, before))
+            await until("blocks of the first chunks have left", lambda: has_received_more(decode, before))
             kill()
         text, finished = await stream
         assert killed_s is not None
@@ -138,11 +139,11 @@ async def read(
     return text, finished
 
 
-async def sent_bytes(row: ProcessRow) -> float:
+async def received_bytes(row: ProcessRow) -> float:
     answer = await fetch(row.metrics, "/metrics")
     assert answer is not None
-    return sum_samples(answer[1], "pdserve_kv_transfer_bytes_total", {"direction": "sent"})
+    return sum_samples(answer[1], "pdserve_kv_transfer_bytes_total", {"direction": "received"})
 
 
-async def has_sent_more(row: ProcessRow, before: float) -> bool:
-    return await sent_bytes(row) > before
+async def has_received_more(row: ProcessRow, before: float) -> bool:
+    return await received_bytes(row) > before

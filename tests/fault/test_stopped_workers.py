@@ -44,16 +44,20 @@ async def are_gone(client: AsyncClient, workers: list[Single]) -> bool:
     return status is not None and not {each.id for each in workers} & {each.id for each in status.workers}
 
 
-async def moved_bytes(worker: Single) -> float:
-    direction = "sent" if worker.role == "prefill" else "received"
-    return await worker.metric("pdserve_kv_transfer_bytes_total", direction=direction)
+async def received_bytes(decodes: list[Single]) -> float:
+    """Of all of them: over memfd a prefill worker sends nothing, and doesn't know how far its reader is."""
+    received = [
+        await each.metric("pdserve_kv_transfer_bytes_total", direction="received") for each in decodes
+    ]
+    return sum(received)
 
 
-async def in_mid_pull(workers: list[Single], before: dict[str, float]) -> Single | None:
-    """The one of these workers that holds a lease under which bytes have moved."""
-    for worker in workers:
-        if await worker.metric("pdserve_leases") and await moved_bytes(worker) > before[worker.id]:
-            return worker
+async def in_mid_pull(workers: list[Single], decodes: list[Single], before: float) -> Single | None:
+    """The one of these workers that holds a lease, once bytes have moved."""
+    if await received_bytes(decodes) > before:
+        for worker in workers:
+            if await worker.metric("pdserve_leases"):
+                return worker
     return None
 
 
@@ -64,10 +68,13 @@ async def test_stopped_in_mid_pull(cluster: Singles, role: str, others: str) -> 
     question = Question.draw(Random(f"{role} {others}"), PROMPT_TOKENS, MAX_TOKENS)
     async with AsyncClient(router.address) as client:
         await at_rest(client, ["p0", "p1", "d0", "d1"], heartbeat_s=HEARTBEAT_S)
-        before = {each.id: await moved_bytes(each) for each in workers}
+        decodes = [each for each in cluster.workers if each.role == "decode"]
+        before = await received_bytes(decodes)
         answer = asyncio.create_task(ask(client, question))
         hit = await until(
-            f"a {role} worker in mid-pull", lambda: in_mid_pull(workers, before), told=cluster.log_tails
+            f"a {role} worker in mid-pull",
+            lambda: in_mid_pull(workers, decodes, before),
+            told=cluster.log_tails,
         )
         stopped = [hit] if others == "another takes over" else workers
         try:
