@@ -5,6 +5,7 @@ from __future__ import annotations
 REGRESSION_SEEDS: dict[int, str] = {
     81: "a hanging engine that had nothing to do was never found: its requests waited for blocks for ever; and "
     "'Draining' passed on from a prefill worker took its decode worker out of use for good",
+    91: "the simulation itself: a receive posted on a connection whose peer had gone was never said to be over",
     186: "the simulation itself, where two faults brought a second and a third process of one worker id",
     368: "a router that stopped started an attempt for a request that was cancelled in the same turn",
     100014: "after an abort the engine's idle time counted as a step's: by that rate a request was refused that would "

@@ -69,6 +69,8 @@ class PostedChannel(MemoryChannel):
     def post_receive(self, tag: int, into: ByteSpan) -> None:
         if self.closed_reason is None:
             self._posted.append((tag, into))
+        else:  # the peer has gone, which the link hasn't read yet: it will never be written
+            self._over.append(tag)
 
     def receive(self, sink: Sink) -> bool:
         more = super().receive(sink)
