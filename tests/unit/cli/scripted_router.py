@@ -10,13 +10,20 @@ from typing import Any, Self
 
 import grpc
 
-from pdserve.errors import PdserveError
+from pdserve.errors import InvalidRequest, PdserveError
 from pdserve.rpc.v1 import admin_pb2
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 from pdserve.service.peer_proof import ROUTER_KEY
 from pdserve.service.rpc_errors import status_of
+
+WINDOW_TOKENS = 64
+
+
+def num_characters(chat: pb.Chat) -> int:
+    """Which is its number of tokens, here."""
+    return sum(len(message.content) for message in chat.messages)
 
 
 class ScriptedRouter(InferenceServicer, AdminServicer):
@@ -49,8 +56,12 @@ class ScriptedRouter(InferenceServicer, AdminServicer):
     def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateResponse]:  # noqa: N802
         context.add_callback(self.cancelled.set)
         self.requests.append(request)
-        if self.refuse is not None:
-            code, details, trailers = status_of(self.refuse)
+        num_tokens = num_characters(request.chat)
+        refuse = self.refuse
+        if num_tokens >= WINDOW_TOKENS:
+            refuse = InvalidRequest("prompt and max_tokens don't fit the window", limit=WINDOW_TOKENS)
+        if refuse is not None:
+            code, details, trailers = status_of(refuse)
             context.set_trailing_metadata(trailers)
             context.abort(code, details)
         yield pb.GenerateResponse(
@@ -74,7 +85,9 @@ class ScriptedRouter(InferenceServicer, AdminServicer):
             finished=pb.Finished(
                 reason=pb.FINISH_REASON_EOS,
                 usage=pb.Usage(
-                    num_prompt_tokens=2, num_cached_tokens=1, num_completion_tokens=len(self.pieces)
+                    num_prompt_tokens=num_tokens or 2,
+                    num_cached_tokens=1,
+                    num_completion_tokens=len(self.pieces),
                 ),
                 timings=pb.Timings(ttft_ms=12.3456, total_ms=20),
                 num_attempts=1,
@@ -89,14 +102,16 @@ class ScriptedRouter(InferenceServicer, AdminServicer):
         return pb.AbortResponse()
 
     def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
-        return pb.TokenizeResponse(token_ids=list(request.text.encode()))
+        return pb.TokenizeResponse(
+            token_ids=list(request.text.encode()) or [7] * num_characters(request.chat)
+        )
 
     def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
         return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
     def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
         return pb.GetModelResponse(
-            model="m", window_tokens=64, vocab_size=300, has_chat_template=self._has_template
+            model="m", window_tokens=WINDOW_TOKENS, vocab_size=300, has_chat_template=self._has_template
         )
 
     def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802

@@ -12,7 +12,7 @@ from pdserve.cli.main import build_parser, main
 from pdserve.cli.target import open_client
 from pdserve.errors import InvalidRequest, Overloaded, UnknownWorker
 from pdserve.rpc.v1 import admin_pb2, session_pb2
-from tests.unit.cli.scripted_router import ScriptedRouter
+from tests.unit.cli.scripted_router import WINDOW_TOKENS, ScriptedRouter
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_generate_prints_one_object(router: ScriptedRouter, capsys: pytest.Captu
     assert answer["token_ids"] == [100, 101, 102]
     assert answer["text"] == "Hello wörld"
     assert answer["finish_reason"] == "eos"
-    assert answer["usage"] == {"prompt": 2, "cached": 1, "completion": 3}
+    assert answer["usage"] == {"prompt": 4, "cached": 1, "completion": 3}
     assert answer["timings"]["ttft_ms"] == 12.346
     assert all(name.endswith("_ms") for name in answer["timings"])
     assert (answer["attempts"], answer["prefill_worker"], answer["decode_worker"]) == (
@@ -186,16 +186,18 @@ class Terminal:
             raise KeyboardInterrupt
 
 
-def talk(router: ScriptedRouter, terminal: Terminal, *flags: str) -> list[list[tuple[str, str]]]:
+def talk(
+    router: ScriptedRouter, terminal: Terminal, *flags: str, shows_use: bool = False
+) -> list[list[tuple[str, str]]]:
     """Run a conversation; the messages of each request that the router got."""
     arguments = build_parser(["chat"]).parse_args(["chat", "--target", router.target, *flags])
     with open_client(arguments) as client:
-        Conversation(client, arguments, terminal.ask, terminal.say).run()
+        Conversation(client, WINDOW_TOKENS, arguments, terminal.ask, terminal.say, shows_use=shows_use).run()
     return [[(each.role, each.content) for each in request.chat.messages] for request in router.requests]
 
 
 def test_a_conversation_remembers(router: ScriptedRouter) -> None:
-    terminal = Terminal("hi\n", "", "  and?  \n")
+    terminal = Terminal("hi\n", "", "and?  \n")
     asked = talk(router, terminal, "--system", "be brief", "--temperature", "0")
     head = [("system", "be brief"), ("user", "hi")]
     assert asked == [head, [*head, ("assistant", "Hello wörld"), ("user", "and?")]]
@@ -204,12 +206,69 @@ def test_a_conversation_remembers(router: ScriptedRouter) -> None:
 
 
 def test_reset_help_and_quit(router: ScriptedRouter) -> None:
-    terminal = Terminal("one", "/reset", "/what", "two", "/quit", "three")
+    terminal = Terminal("one", "/reset", "/help", "two", "/quit", "three")
     assert talk(router, terminal, "--system", "s") == [
         [("system", "s"), ("user", "one")],
         [("system", "s"), ("user", "two")],
     ]
     assert "/reset forgets" in terminal.shown
+
+
+def test_a_text_of_several_lines_keeps_its_indentation(router: ScriptedRouter) -> None:
+    pasted = "    if x:\n        y()\n\n/quit"
+    assert talk(router, Terminal(f"{pasted}\n")) == [[("user", pasted)]]
+
+
+def test_a_question_may_begin_with_a_slash(router: ScriptedRouter) -> None:
+    questions = ["/etc/hosts: what is it?", "/ and %?", "/what", "/reset the clock?"]
+    asked = talk(router, Terminal(*questions))
+    assert [each[-1] for each in asked] == [("user", question) for question in questions]
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("/rest", "/reset"), ("/quti", "/quit"), ("/Drop", "/drop")])
+def test_a_mistyped_command_is_no_question(router: ScriptedRouter, typed: str, meant: str) -> None:
+    terminal = Terminal(typed)
+    assert talk(router, terminal) == []
+    assert f"did you mean {meant}?" in terminal.shown
+
+
+def test_the_use_of_the_window_is_shown(router: ScriptedRouter) -> None:
+    terminal = Terminal("hello")
+    talk(router, terminal, shows_use=True)
+    assert terminal.shown == "Hello wörld\n(8 of 64 tokens)\n\n"
+
+
+def test_a_full_window_is_told_and_the_oldest_turns_are_dropped_if_asked(router: ScriptedRouter) -> None:
+    answer = ("assistant", "Hello wörld")
+    terminal = Terminal("a" * 20, "b" * 10, "c" * 30, "/drop", "/drop", "d")
+    asked = talk(router, terminal, "--system", "s")
+    a, b, c, d = (("user", text) for text in ("a" * 20, "b" * 10, "c" * 30, "d"))
+    system = ("system", "s")
+    assert asked == [
+        [system, a],
+        [system, a, answer, b],
+        [system, a, answer, b, answer, c],  # too long
+        [system, b, answer, c],  # asked again
+        [system, c, answer, d],
+    ]
+    assert (
+        "(the conversation fills the model's 64 tokens: /drop forgets its oldest turn and asks again"
+        in terminal.shown
+    )
+    assert "(1 turn forgotten, 1 left)\nHello wörld" in terminal.shown
+    assert "error:" not in terminal.shown
+
+
+def test_a_question_that_fits_no_window(router: ScriptedRouter) -> None:
+    terminal = Terminal("a", "b" * 70, "/drop", "/drop", "c")
+    assert [each[-1][1] for each in talk(router, terminal)] == ["a", "b" * 70, "b" * 70, "c"]
+    assert "(1 turn forgotten, 0 left)" in terminal.shown
+    assert "(there is no turn to forget)" in terminal.shown
+
+
+def test_what_the_template_is_told(router: ScriptedRouter) -> None:
+    talk(router, Terminal("hi"), "--template-var", "enable_thinking=false")
+    assert router.requests[0].chat.template_kwargs_json == '{"enable_thinking": false}'
 
 
 def test_stopping_an_answer_keeps_what_came_and_cancels_the_rest(router: ScriptedRouter) -> None:
