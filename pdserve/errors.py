@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pdserve.decimals import as_written
+
 DEFAULT_RETRY_AFTER_S = 1.0
 
 
@@ -221,7 +223,7 @@ class Failure:
 def to_failure(error: PdserveError) -> Failure:
     """The message form of an error."""
     return Failure(
-        type(error).__name__, error.message, {name: str(value) for name, value in error.fields.items()}
+        type(error).__name__, error.message, {name: _text(value) for name, value in error.fields.items()}
     )
 
 
@@ -258,7 +260,7 @@ def primary(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def _printable(value: object) -> str:
     """One line, whatever a file or a client put into it: line ends and control characters are escaped."""
-    text = str(value)
+    text = _text(value)
     if text.isprintable():
         return text
     return "".join(
@@ -267,6 +269,10 @@ def _printable(value: object) -> str:
             for char in text
         ]
     )
+
+
+def _text(value: object) -> str:
+    return as_written(value) if isinstance(value, float) else str(value)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

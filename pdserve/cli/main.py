@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import NoReturn, Protocol, cast
 
 from pdserve.errors import Code, PdserveError, primary
@@ -131,6 +132,9 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     wanted = next((word for word in argv if not word.startswith("-")), None)
+    if wanted is not None and wanted not in _COMMANDS:
+        near = get_close_matches(wanted, _COMMANDS, 1)
+        parser.error(f"there is no command {wanted!r}{f': did you mean {near[0]}?' if near else ''}")
     for name, command in _COMMANDS.items():
         if name != wanted:
             commands.add_parser(name, help=command.help)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pdserve.decimals import shortest
 from pdserve.errors import Incompatible
 from pdserve.modelstore.gguf_file import GgufFile
-from pdserve.modelstore.gguf_rope import rope_scaling, shortest
+from pdserve.modelstore.gguf_rope import rope_scaling
 from pdserve.modelstore.gguf_types import CONTROL
 
 # Tokens that end a turn in common chat templates; one that the file's own template uses ends generation too.

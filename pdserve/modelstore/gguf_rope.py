@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
+from pdserve.decimals import shortest
 from pdserve.errors import Incompatible
 from pdserve.modelstore.gguf_file import GgufFile
 
-_MOST = 3.4e38  # more fits in no 32-bit float
 # The constants of Llama 3.1's RoPE scaling; GGUF files carry only the table computed from them.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_OLD_CONTEXT = 1.0, 4.0, 8192
 
@@ -33,17 +32,6 @@ def rope_scaling(file: GgufFile, head_dim: int, rope_theta: float) -> dict[str, 
     raise Incompatible(
         "GGUF rope scaling is not supported", got=kind, supported="none, linear, llama3, longrope, yarn"
     )
-
-
-def shortest(value: float) -> float:
-    """The shortest decimal of a 32-bit float: 1e-05 where GGUF's float reads as 9.999999747378752e-06."""
-    if not abs(value) < _MOST:
-        return value
-    for digits in range(1, 10):
-        text = f"{float(value):.{digits}g}"
-        if struct.pack("<f", float(text)) == struct.pack("<f", float(value)):
-            return float(text)
-    return float(value)
 
 
 def _longrope(file: GgufFile, long: list[float]) -> dict[str, Any]:

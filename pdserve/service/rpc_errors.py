@@ -20,6 +20,7 @@ RETRY_AFTER_KEY = "retry-after-ms"
 MAX_DETAIL_CHARACTERS = (
     1000  # trailers are HTTP/2 headers, 8 KiB in all, and other scripts are percent-encoded
 )
+_REFUSED = "Connection refused"  # gRPC's own words, within many others
 
 log = structlog.get_logger()
 
@@ -67,6 +68,8 @@ def error_of(error: grpc.aio.AioRpcError, target: str) -> PdserveError:
             | grpc.StatusCode.OUT_OF_RANGE
         ):
             return errors.InvalidRequest("gRPC refused the message", target=target, details=details)
+        case _ if _REFUSED in details:
+            return ServerLost("nothing listens there: is `pdserve up` running?", target=target)
         case _:
             return ServerLost("the server can't be reached", target=target, details=details)
 

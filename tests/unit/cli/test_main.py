@@ -153,3 +153,15 @@ def test_as_a_module_and_with_its_exit_code() -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("error: no model 'no-such-model'")
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"), [("stats", "status"), ("gnerate", "generate"), ("fletch", "fetch")]
+)
+def test_a_command_that_was_nearly_right(typed: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = failed(capsys, typed, "--x", code=2)
+    assert said == f"error: there is no command '{typed}': did you mean {near}? (see `pdserve --help`)\n"
+
+
+def test_a_command_that_is_like_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no command 'xyzzy' (see" in failed(capsys, "xyzzy", code=2)
