@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.layout import KvLayout
-from pdserve.engine.model_config import BadModel
 from pdserve.kv_memory import HostMemory
+
+_WORDS = (torch.int64, torch.int32)  # what heads are copied by: the wider, the faster
 
 
 class KvPool:
@@ -26,16 +27,16 @@ class KvPool:
     def __init__(
         self, layout: KvLayout, dtype: torch.dtype, make_memory: Callable[[int], HostMemory] = HostMemory
     ) -> None:
-        if layout.head_dim * layout.item_bytes % 8:
-            raise BadModel("a head must be whole 8-byte words", head_dim=layout.head_dim, dtype=layout.dtype)
         self.layout = layout
         self.dtype = dtype
         self.memory = make_memory(layout.pool_bytes)
         self._bytes = torch.frombuffer(self.memory.bytes, dtype=torch.uint8)
         self._blocks = self._bytes.view(layout.num_blocks, layout.block_bytes)
-        words = self._bytes.view(torch.int64)
-        self.slots = words.view(-1, layout.head_dim * layout.item_bytes // 8)
-        self.runs = words.view(-1, layout.block_size * layout.head_dim * layout.item_bytes // 8)
+        head_bytes = layout.head_dim * layout.item_bytes
+        word = next(each for each in _WORDS if head_bytes % each.itemsize == 0)
+        words = self._bytes.view(word)
+        self.slots = words.view(-1, head_bytes // word.itemsize)
+        self.runs = words.view(-1, layout.block_size * head_bytes // word.itemsize)
         #: [num_blocks, kv_heads, layers, 2, block_size, head_dim]
         self.tensor = self._bytes.view(dtype).view(
             layout.num_blocks, layout.kv_heads, layout.layers, 2, layout.block_size, layout.head_dim
@@ -94,7 +95,7 @@ class KvWriter:
             return
         self._places = pool.slot_index(torch.tensor(block_ids), torch.tensor(offsets)).unbind(0)
         self._staged = torch.empty(len(block_ids), 2 * layout.kv_heads * layout.head_dim, dtype=pool.dtype)
-        self._words = self._staged.view(torch.int64).view(-1, self._slots.shape[1])
+        self._words = self._staged.view(pool.slots.dtype).view(-1, self._slots.shape[1])
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """keys_values  [tokens, 2 · kv_heads · head_dim], K heads then V heads"""
@@ -129,7 +130,7 @@ class KvReader:
             return
         self._runs = pool.runs
         self._index = pool.run_index(torch.tensor(tables)).unbind(0)
-        self._words = scratch[:stored_bytes].view(torch.int64).view(-1, self._runs.shape[1])
+        self._words = scratch[:stored_bytes].view(pool.runs.dtype).view(-1, self._runs.shape[1])
 
     def load(self, layer: int) -> None:
         if self._row:

@@ -31,6 +31,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no grouping": {"num_key_value_heads": 6},
     "one KV head": {"num_key_value_heads": 1},
     "heads wider than the model": {"head_dim": 32},
+    "heads of 6": {"head_dim": 6},
+    "heads of 90": {"head_dim": 90},
     "head of its own": {"tie_word_embeddings": False},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "rope linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},

@@ -7,7 +7,6 @@ import torch
 
 from pdserve.engine.kv_pool import KvPool, KvReader, KvWriter
 from pdserve.engine.layout import KvLayout
-from pdserve.engine.model_config import BadModel
 
 H, L, S, D = 3, 4, 8, 12
 
@@ -28,12 +27,13 @@ def make_pool(dtype: torch.dtype, num_blocks: int = 10, head_dim: int = D) -> Kv
 def six_dimensions(pool: KvPool) -> torch.Tensor:
     """[num_blocks, kv_heads, layers, 2, block_size, head_dim] over the same bytes."""
     flat = torch.frombuffer(pool.memory.bytes, dtype=pool.dtype)
-    return flat.view(-1, H, L, 2, S, D)
+    return flat.view(-1, H, L, 2, S, pool.layout.head_dim)
 
 
+@pytest.mark.parametrize("D", [4, 6, 90])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_write_and_gather(dtype: torch.dtype) -> None:
-    pool = make_pool(dtype)
+def test_write_and_gather(dtype: torch.dtype, D: int) -> None:
+    pool = make_pool(dtype, head_dim=D)
     six = six_dimensions(pool)
     six.zero_()
     generator = torch.Generator().manual_seed(1)
@@ -100,8 +100,3 @@ def test_memory_is_the_pool() -> None:
     size = pool.layout.block_bytes
     pool.memory.bytes[size : 2 * size] = b"\x01" * size
     assert (six_dimensions(pool)[1].contiguous().view(torch.uint8) == 1).all()
-
-
-def test_heads_that_are_not_whole_words_are_refused() -> None:
-    with pytest.raises(BadModel, match="8-byte"):
-        make_pool(torch.bfloat16, head_dim=6)
