@@ -23,6 +23,9 @@ class Configures(Protocol):
     def configure(self) -> Callable[[ConfigReader], ModelConfig]: ...
 
 
+_MOST_LAYERS = 10_000
+
+
 def load_config(folder: Path, supported: Mapping[str, Configures]) -> ModelConfig:
     """Read config.json.
 
@@ -57,7 +60,7 @@ class ConfigReader(Section):
         num_kv_heads = self.integer("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise BadModel("heads don't divide into KV heads", num_heads=num_heads, num_kv_heads=num_kv_heads)
-        num_layers = self.integer("num_hidden_layers")
+        num_layers = self.num_layers
         return ModelConfig(
             architecture=self._architecture,
             vocab_size=self.integer("vocab_size"),
@@ -77,12 +80,21 @@ class ConfigReader(Section):
         )
 
     @property
+    def num_layers(self) -> int:
+        num_layers = self.integer("num_hidden_layers")
+        if num_layers > _MOST_LAYERS:
+            raise self.bad(
+                "config.json names more layers than any model has", "num_hidden_layers", limit=_MOST_LAYERS
+            )
+        return num_layers
+
+    @property
     def head_dim(self) -> int:
         head_dim = self.integer(
             "head_dim", self.integer("hidden_size") // self.integer("num_attention_heads")
         )
-        if head_dim % 4:
-            raise BadModel("head size must be a multiple of 4", head_dim=head_dim)
+        if head_dim % 2:
+            raise BadModel("head size must be even: halves of a head are turned", head_dim=head_dim)
         return head_dim
 
     def rope(self, base: float = DEFAULT_ROPE_BASE) -> RopeConfig:
@@ -116,7 +128,7 @@ class ConfigReader(Section):
         first = _QWEN_FIRST if first is None else first
         if not isinstance(first, int) or isinstance(first, bool) or first < 0:
             raise self.bad("config.json needs a whole number here", "max_window_layers")
-        slides = [bool(window) and layer >= first for layer in range(self.integer("num_hidden_layers"))]
+        slides = [bool(window) and layer >= first for layer in range(self.num_layers)]
         return self.layer_windows(window, slides)
 
     def layer_windows(self, window: int, usual: Sequence[bool]) -> tuple[int, ...]:
@@ -141,4 +153,8 @@ class ConfigReader(Section):
     def _max_positions(self, rope: RopeConfig) -> int:
         """The window. Of longrope its first one: behind it all frequencies change, those of cached keys as well."""
         positions = self.integer("max_position_embeddings")
-        return min(positions, rope.original_positions) if rope.kind == "longrope" else positions
+        if rope.kind == "longrope":
+            return min(positions, rope.original_positions)
+        if rope.kind == "yarn":  # model cards say to add it, and leave the window as it was
+            return max(positions, int(rope.original_positions * rope.factor))
+        return positions

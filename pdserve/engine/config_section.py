@@ -28,7 +28,7 @@ class Section:
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive one."""
         value = self._value(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 32:
             raise self.bad("config.json needs a positive integer here", key)
         return value
 

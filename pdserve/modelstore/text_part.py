@@ -22,8 +22,14 @@ _TAKEN_FOR_GRANTED: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131_072,
     },
 }
-# What stands before the names of the text model's tensors.
-_PREFIXES = {"Gemma3ForConditionalGeneration": "language_model."}
+# What stands before the names of the text model's tensors, in files of several years, and what it stands for.
+_PREFIXES: dict[str, tuple[tuple[str, str], ...]] = {
+    "Gemma3ForConditionalGeneration": (
+        ("language_model.", ""),
+        ("model.language_model.", "model."),
+        ("lm_head.", "lm_head."),
+    ),
+}
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,5 +49,9 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_tensors(architecture: str, tensors: Mapping[str, T]) -> dict[str, T]:
     """The text model's tensors under the names that they have in a model that knows text only."""
-    prefix = _PREFIXES.get(architecture, "")
-    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+    found: dict[str, T] = {}
+    for prefix, instead in _PREFIXES.get(architecture, (("", ""),)):
+        for name, each in tensors.items():
+            if name.startswith(prefix):
+                found[instead + name.removeprefix(prefix)] = each
+    return found

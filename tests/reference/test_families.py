@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,22 @@ def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
     facts = read_facts(folder)
     assert facts.architecture == "Gemma3ForConditionalGeneration"
     assert (facts.num_layers, facts.sliding_window, facts.tied_embeddings) == (6, WINDOW, True)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_under_the_names_of_any_year(prefix: str, tmp_path: Path) -> None:
+    folder = save_with_images(tmp_path)
+    _, ours = decoded(make_runner(folder))
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    names = {
+        name: re.sub(r"^(language_model\.model\.|model\.language_model\.)", prefix, name) for name in tensors
+    }
+    assert any(name.startswith(prefix) for name in names.values())
+    save_file({names[name]: tensor for name, tensor in tensors.items()}, path, {"format": "pt"})
+    assert read_facts(folder).num_layers == 6
+    _, renamed = decoded(make_runner(folder))
+    assert torch.equal(ours, renamed)
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["batched", "tiled"])

@@ -165,8 +165,22 @@ def test_yarn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("positions", "factor", "want"), [(32_768, 4.0, 131_072), (40_960, 4.0, 131_072), (163_840, 4.0, 163_840)]
+)
+def test_yarn_as_model_cards_write_it_widens_the_window(
+    positions: int, factor: float, want: int, tmp_path: Path
+) -> None:
+    yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 32_768}
+    config = load(tmp_path, "Qwen3", rope_scaling=yarn, max_position_embeddings=positions)
+    assert (config.max_positions, config.rope.factor) == (want, factor)
+
+
+@pytest.mark.parametrize(
     ("family", "changes", "words"),
     [
+        ("Llama", {"num_hidden_layers": 10**12}, "key=num_hidden_layers, value=1000000000000"),
+        ("Qwen2", {"num_hidden_layers": 20_000}, "more layers than any model has (key=num_hidden_layers"),
+        ("Llama", {"head_dim": 7}, "head size must be even"),
         ("Mistral", {"sliding_window": "wide"}, "key=sliding_window, value=wide"),
         ("Mistral", {"sliding_window": 0}, "key=sliding_window, value=0"),
         ("Qwen2", {"use_sliding_window": 1}, "key=use_sliding_window, value=1"),
