@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 from pdserve.cli.settings import UP, add_settings, given_settings, read_settings
+from pdserve.errors import Incompatible
 from pdserve.service.config import Config
 from pdserve.service.settings import ConfigError
 
@@ -96,4 +98,10 @@ def _check_model(config: Config) -> None:
     from pdserve.modelstore import resolve
     from pdserve.modelstore.facts import read_facts
 
-    read_facts(resolve(config.worker.model))
+    folder = resolve(config.worker.model)
+    read_facts(folder)
+    # The engine's own rules need torch, which this process must not hold for as long as the cluster runs.
+    inspect = [sys.executable, "-m", "pdserve.cli", "model", "inspect", "--json", str(folder)]
+    inspected = subprocess.run(inspect, capture_output=True, text=True, check=False)
+    if inspected.returncode:
+        raise Incompatible(inspected.stderr.strip().rpartition("\n")[2].removeprefix("error: "))

@@ -218,6 +218,18 @@ def test_a_cluster_of_it_is_refused_before_anything_starts(
     assert f"truncated (file={SHARDS[1]}" in said.err
 
 
+def test_what_only_the_engine_refuses_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": {"rope_type": "spiral"}}))
+    assert main(["up", "--model", str(folder)], {}) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "key=rope_scaling.rope_type, value=spiral" in said.err
+
+
 def test_bytes_that_do_not_fit_a_shape(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     header = json.dumps({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}).encode()
