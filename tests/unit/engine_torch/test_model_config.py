@@ -87,7 +87,7 @@ def test_an_unknown_architecture_lists_what_is_supported(tmp_path: Path) -> None
         ({"vocab_size": "many"}, "key=vocab_size, value=many"),
         ({"rms_norm_eps": -1}, "key=rms_norm_eps"),
         ({"num_key_value_heads": 4}, "num_heads=6, num_kv_heads=4"),
-        ({"head_dim": 6}, "head_dim=6"),
+        ({"head_dim": 7}, "head_dim=7"),
         ({"hidden_act": "gelu"}, "hidden_act, value=gelu"),
         (
             {"rope_scaling": {"rope_type": "axial", "factor": 2}},
