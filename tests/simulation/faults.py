@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from kv_transfer.frames import Kind as FrameKind
 from pdserve.errors import PdserveError
+from pdserve.ids import Epoch
 from pdserve.messages import Role
 from pdserve.service.lifecycle import EXIT_SUPERSEDED
 from router.app import RouterApp
@@ -259,16 +260,15 @@ class Chaos:
                 await asyncio.sleep(LOOK_S)
             took_s = self._stage.tape.now_s() - begun_s
             gone, stays = (twin, victim) if twin.exit_codes else (victim, twin)
+            # Another fault may have brought a third, which ended both.
+            living = [each for each in self._stage.cluster.processes(victim.id) if each.alive]
+            stays = max(living, key=_epoch_of, default=stays)
             stays.is_restarted = True
             stays.start()  # unless it lives: it may have gone, too, by another fault
             self._stage.cluster.workers[victim.id] = stays
             self._stage.tape.tell(f"one {victim.id} exited with {gone.exit_codes} after {took_s:.3f} s")
             was_superseded = gone.exit_codes[-1] == EXIT_SUPERSEDED
-            # Another fault may have brought a third.
-            others = [each.ref for each in self._stage.cluster.processes(victim.id) if each.alive]
-            assert gone.ref is not None and stays.ref is not None, "both have run"
-            later = [ref for ref in (stays.ref, *others) if ref is not None and ref.epoch > gone.ref.epoch]
-            if was_superseded and not later:
+            if was_superseded and _epoch_of(gone) > _epoch_of(stays):
                 self._stage.violate(
                     f"of several processes of {victim.id} the one of the latest epoch has gone"
                 )
@@ -462,3 +462,8 @@ def _ask_role(app: RouterApp, worker_id: str, role: Role) -> bool:
     except PdserveError:
         return False
     return True
+
+
+def _epoch_of(worker: SimWorker) -> Epoch:
+    assert worker.ref is not None, "it has run"
+    return worker.ref.epoch

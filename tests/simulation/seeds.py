@@ -7,6 +7,7 @@ REGRESSION_SEEDS: dict[int, str] = {
     "'Draining' passed on from a prefill worker took its decode worker out of use for good",
     91: "the simulation itself: a receive posted on a connection whose peer had gone was never said to be over",
     186: "the simulation itself, where two faults brought a second and a third process of one worker id",
+    3065: "again the simulation: the last of three processes of one worker id was no longer known",
     368: "a router that stopped started an attempt for a request that was cancelled in the same turn",
     100014: "after an abort the engine's idle time counted as a step's: by that rate a request was refused that would "
     "have had its first token at once",
