@@ -21,12 +21,20 @@ def router() -> Iterator[ScriptedRouter]:
         yield started
 
 
-def until(terminal: int, text: str) -> str:
-    """What has been shown, up to and with this text. A test that waits for ever is cut by the runner's limit."""
-    shown = b""
-    while text.encode() not in shown:
-        shown += os.read(terminal, 4096)
-    return shown.decode(errors="replace")
+class Screen:
+    """What a program has written to its terminal and nobody has looked at yet."""
+
+    def __init__(self, terminal: int) -> None:
+        self._terminal = terminal
+        self._shown = b""
+
+    def until(self, text: str) -> str:
+        """What comes next, up to and with this text. A test that waits for ever is cut by the runner's limit."""
+        wanted = text.encode()
+        while wanted not in self._shown:
+            self._shown += os.read(self._terminal, 4096)
+        found, _, self._shown = self._shown.partition(wanted)
+        return (found + wanted).decode(errors="replace")
 
 
 def test_a_paste_is_one_message(router: ScriptedRouter) -> None:
@@ -39,13 +47,14 @@ def test_a_paste_is_one_message(router: ScriptedRouter) -> None:
         command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
     ):
         os.close(theirs)
-        greeting = until(ours, "> ")
+        screen = Screen(ours)
+        greeting = screen.until("> ")
         assert "m, up to 64 tokens" in greeting and "/reset" in greeting
         os.write(ours, f"\x1b[200~{PASTED}\x1b[201~".encode())
-        until(ours, "y()")
+        screen.until("y()")
         os.write(ours, b"\r")
-        assert "of 64 tokens)" in until(ours, "tokens)")
-        until(ours, "> ")
+        assert "of 64 tokens)" in screen.until("tokens)")
+        screen.until("> ")
         os.write(ours, b"/quit\r")
     os.close(ours)
     (request,) = router.requests
