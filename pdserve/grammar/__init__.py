@@ -1,1 +1,1 @@
-"""Structures compiled to token masks. One library behind it: docs/decisions/0008-structured-output.md."""
+"""Structures compiled to token masks. One library behind it: docs/decisions/0005-structured-output.md."""
