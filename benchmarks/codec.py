@@ -16,7 +16,7 @@ from pdserve.clock import SystemClock
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2 as pb
-from pdserve.sampling import SampleKey, SamplingParams
+from pdserve.sampling import SampleKey, SamplingParams, TokenLogprobs
 
 _ROUNDS = 15
 _ROUND_S = 0.05
@@ -24,7 +24,7 @@ _ROUND_S = 0.05
 STEP = m.Step(tuple(m.StepTokens(2**63 + n, 500 + n, (1000 + n,)) for n in range(32)))
 SCORED = m.Step(
     tuple(
-        m.StepTokens(2**63 + n, 500 + n, (1000 + n,), (m.TokenLogprobs(-0.5, ((7, -0.5), (9, -2.0))),))
+        m.StepTokens(2**63 + n, 500 + n, (1000 + n,), (TokenLogprobs(-0.5, ((7, -0.5), (9, -2.0))),))
         for n in range(32)
     )
 )

@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from kv_transfer.facts import LinkFacts
 from pdserve.errors import Failure
 from pdserve.ids import Epoch, WorkerRef
-from pdserve.messages import TokenLogprobs
+from pdserve.sampling import TokenLogprobs
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pdserve.errors import PdserveError
 from pdserve.ids import NAMELESS, AttemptName, WorkerRef
-from pdserve.messages import TokenLogprobs
+from pdserve.sampling import TokenLogprobs
 
 # --- loop -> transfer (prefill worker): links
 

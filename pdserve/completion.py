@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from pdserve.errors import InvariantViolated
-from pdserve.messages import TokenLogprobs
 from pdserve.request import Event, Finished, GenerateRequest, Prompt, Resume, ResumeChoice, Started, Tokens
+from pdserve.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
+from pdserve.block_messages import BlockCounts
 from pdserve.errors import Failure, InvalidRequest
 from pdserve.ids import NAMELESS, AttemptName, WorkerRef
-from pdserve.sampling import FinishReason, SampleKey
+from pdserve.sampling import FinishReason, SampleKey, TokenLogprobs
 from pdserve.wire_version import WireVersion
 
 
@@ -50,28 +51,6 @@ class Phase(Enum):
     PULLING = "pulling"
     RUNNING = "running"
     PREEMPTED = "preempted"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log probability of a token and of the most likely ones, (id, logprob), best first.
-
-    Natural logarithms of the model's own probabilities, before any setting changes them; values that a float32 holds.
-    """
-
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCounts:
-    """The five block states, which add up to the pool."""
-
-    free: int
-    granted: int
-    owned: int
-    cached: int
-    quarantined: int
 
 
 # --- router to worker
@@ -467,35 +446,3 @@ Up = (
     | TokenizerFile
     | Unsound
 )
-
-
-# --- prefix cache events, on their own stream
-
-
-@dataclass(frozen=True, slots=True)
-class BlocksStored:
-    """Blocks of these hashes became hits."""
-
-    sequence: int
-    hashes: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BlocksRemoved:
-    """Blocks of these hashes are gone."""
-
-    sequence: int
-    hashes: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotPart:
-    """A part of the whole set of hashes as of `sequence`; `first` empties the reader's set."""
-
-    sequence: int
-    hashes: tuple[bytes, ...]
-    first: bool
-    last: bool
-
-
-CacheEvent = BlocksStored | BlocksRemoved | SnapshotPart

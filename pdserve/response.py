@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdserve.messages import TokenLogprobs
 from pdserve.rpc.codec import OneOf
 from pdserve.rpc.v1 import inference_pb2 as pb
-from pdserve.sampling import FinishReason
+from pdserve.sampling import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

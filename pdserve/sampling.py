@@ -84,6 +84,17 @@ class SamplingParams:
             self.structure.check()
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probability of a token and of the most likely ones, (id, logprob), best first.
+
+    Natural logarithms of the model's own probabilities, before any setting changes them; values that a float32 holds.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleKey:
     """Everything the sampler of one choice knows besides ids: with these and the ids it is a pure function.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdserve.messages import BlockCounts
+from pdserve.block_messages import BlockCounts
 from pdserve.rpc.codec import compile_plan
 from pdserve.rpc.v1 import inference_pb2 as pb
 

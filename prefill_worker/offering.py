@@ -13,8 +13,8 @@ from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import PdserveError
 from pdserve.ids import AttemptName, WorkerRef
-from pdserve.messages import TokenLogprobs
 from pdserve.owner import Post
+from pdserve.sampling import TokenLogprobs
 
 
 @dataclass(slots=True)

@@ -24,7 +24,13 @@ from pdserve.errors import (
     WorkerLost,
 )
 from pdserve.ids import Random, draw_text_id
-from pdserve.messages import Down, Hello, TokenizerFile, Up, Welcome
+from pdserve.messages import (
+    Down,
+    Hello,
+    TokenizerFile,
+    Up,
+    Welcome,
+)
 from pdserve.request import Chat, GenerateRequest
 from pdserve.service.cache_events import CacheEvents
 from pdserve.service.config import Config

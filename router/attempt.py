@@ -25,9 +25,9 @@ from pdserve.messages import (
     Refused,
     Started,
     StepTokens,
-    TokenLogprobs,
     Waiting,
 )
+from pdserve.sampling import TokenLogprobs
 from pdserve.service.config import TimeoutsConfig
 from router.attempt_contract import AttemptPhase, Order, Outcome, Sink
 from router.member import AttemptMessage, Member

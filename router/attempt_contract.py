@@ -15,9 +15,8 @@ from pdserve.messages import (
     StartDecode,
     Started,
     StartPrefill,
-    TokenLogprobs,
 )
-from pdserve.sampling import SampleKey
+from pdserve.sampling import SampleKey, TokenLogprobs
 from router.member import Member
 from router.timings import AttemptTimes
 

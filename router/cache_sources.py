@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from pdserve.block_messages import CacheEvent
 from pdserve.clock import Clock
 from pdserve.ids import WorkerRef
-from pdserve.messages import CacheEvent
 from router.member import Member
 from router.metrics import RouterMetrics
 from router.prefix_index import PrefixIndex

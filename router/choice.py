@@ -11,11 +11,11 @@ from pdserve.clock import Clock
 from pdserve.detokenizer import TextStream
 from pdserve.errors import InvalidRequest, InvariantViolated, RowFailed
 from pdserve.messages import Finished as DecodeFinished
-from pdserve.messages import FirstToken, TokenLogprobs
+from pdserve.messages import FirstToken
 from pdserve.messages import Started as DecodeStarted
 from pdserve.request import Finished, ResumeChoice, Tokens, Usage
 from pdserve.response import known_energy
-from pdserve.sampling import FinishReason, SampleKey
+from pdserve.sampling import FinishReason, SampleKey, TokenLogprobs
 from pdserve.token_matcher import TokenMatcher, finish_by
 from router.attempt_contract import AttemptFacts
 from router.decode_energy import DecodeEnergy

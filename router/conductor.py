@@ -17,9 +17,8 @@ from pdserve.errors import (
     primary,
 )
 from pdserve.ids import draw_id64
-from pdserve.messages import TokenLogprobs
 from pdserve.request import GenerateRequest, Started, Tokens
-from pdserve.sampling import SampleKey, SamplingParams, end_token_ids
+from pdserve.sampling import SampleKey, SamplingParams, TokenLogprobs, end_token_ids
 from pdserve.tokenizer import Tokenizer
 from router.best_of import KeptTokens, best
 from router.choice import Choice

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from pdserve.messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
+from pdserve.block_messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
 
 
 class IndexState(Enum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.messages import TokenLogprobs
 from pdserve.request import Prompt
+from pdserve.sampling import TokenLogprobs
 
 PART_TOKENS = 1024  # with 20 logprobs a token about 250 KB
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pdserve.errors import InvariantViolated
-from pdserve.messages import PromptLogprobs, TokenLogprobs
+from pdserve.messages import PromptLogprobs
+from pdserve.sampling import TokenLogprobs
 from router.attempt_contract import Order
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.messages import BlockCounts
+from pdserve.block_messages import BlockCounts
 from pdserve.status import (
     CandidateStatus,
     ClusterStatus,

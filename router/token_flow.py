@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pdserve.errors import InvariantViolated
-from pdserve.messages import StepTokens, TokenLogprobs
+from pdserve.messages import StepTokens
+from pdserve.sampling import TokenLogprobs
 from router.attempt_contract import Order
 
 Give = Callable[[tuple[int, ...], tuple[TokenLogprobs, ...], float | None], bool]

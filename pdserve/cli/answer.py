@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdserve.errors import InvariantViolated
-from pdserve.messages import TokenLogprobs
 from pdserve.response import Event, Finished, Prompt, Started, Tokens
+from pdserve.sampling import TokenLogprobs
 
 
 class Answer:

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Literal
 
+from pdserve.block_messages import BlockCounts
 from pdserve.clock import Clock
 from pdserve.errors import InvariantViolated
-from pdserve.messages import BlockCounts
 
 
 class BlockState(IntEnum):

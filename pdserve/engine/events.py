@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import RowFailed, StepFailed
-from pdserve.messages import TokenLogprobs
-from pdserve.sampling import FinishReason
+from pdserve.sampling import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from pdserve.messages import TokenLogprobs
-from pdserve.sampling import SampleKey, SamplingParams, forbidden_now
+from pdserve.sampling import SampleKey, SamplingParams, TokenLogprobs, forbidden_now
 from pdserve.token_mask import TokenMask, allows
 from pdserve.token_matcher import TokenMatcher, finish_by
 

@@ -19,7 +19,7 @@ from pdserve.engine.layout import KvLayout
 from pdserve.engine.port import ModelCard, Row, RowOutput, ScoreSpec, nothing_left
 from pdserve.errors import RowFailed
 from pdserve.kv_memory import HostMemory, KvMemory
-from pdserve.messages import TokenLogprobs
+from pdserve.sampling import TokenLogprobs
 
 _MASKS = np.array(fake_rule.WORD_MASKS, dtype="<u8")
 _GARBAGE = np.uint64(0xDEADBEEFDEADBEEF)

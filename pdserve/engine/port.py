@@ -12,8 +12,7 @@ from typing import Protocol
 from pdserve.engine.layout import KvLayout
 from pdserve.errors import RowFailed
 from pdserve.kv_memory import KvMemory
-from pdserve.messages import TokenLogprobs
-from pdserve.sampling import SampleKey
+from pdserve.sampling import SampleKey, TokenLogprobs
 from pdserve.token_mask import TokenMask
 
 

@@ -18,8 +18,7 @@ from pdserve.engine.token_changes import NEVER, changed, changes_nothing
 from pdserve.engine.token_filters import filtered
 from pdserve.engine.token_scores import token_logprobs
 from pdserve.errors import RowFailed
-from pdserve.messages import TokenLogprobs
-from pdserve.sampling import SamplingParams, forbidden_now
+from pdserve.sampling import SamplingParams, TokenLogprobs, forbidden_now
 
 _ROWS_AT_ONCE = 4  # of float64 probabilities over the vocabulary: more take longer, as they leave the cache
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdserve.messages import TokenLogprobs
+from pdserve.sampling import TokenLogprobs
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[TokenLogprobs]:

@@ -30,9 +30,8 @@ from pdserve.engine.token_scores import token_logprobs
 from pdserve.engine.weights import Weights
 from pdserve.errors import RowFailed
 from pdserve.kv_memory import HostMemory, KvMemory
-from pdserve.messages import TokenLogprobs
 from pdserve.modelstore.progress import ByteProgress
-from pdserve.sampling import SampleKey, SamplingParams
+from pdserve.sampling import SampleKey, SamplingParams, TokenLogprobs
 
 _PROOF_TOKENS = 200
 _SCORED_AT_ONCE = 32  # positions: 32 MiB of float32 logits with a vocabulary of 262,144

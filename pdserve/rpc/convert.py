@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve import messages as m
+from pdserve.block_messages import CacheEvent
 from pdserve.errors import InvalidRequest
 from pdserve.ids import WorkerRef
 from pdserve.rpc.codec import OneOf, Plan, Plans, compile_plan
@@ -46,7 +47,7 @@ def _key_from(msg: pb.Sampling) -> SampleKey:
 _own: Plans = {SampleKey: Plan(_key_to, _key_from)}
 _up: OneOf[m.Up] = OneOf(m.Up, pb.Up)
 _down: OneOf[m.Down] = OneOf(m.Down, pb.Down, _own)
-_cache_event: OneOf[m.CacheEvent] = OneOf(m.CacheEvent, pb.CacheEvent)
+_cache_event: OneOf[CacheEvent] = OneOf(CacheEvent, pb.CacheEvent)
 
 up_to_proto, up_from_proto = _up.write, _up.read
 down_to_proto, down_from_proto = _down.write, _down.read

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from pdserve.block_messages import CacheEvent
 from pdserve.ids import WorkerRef
-from pdserve.messages import CacheEvent
 
 
 class CacheEvents(Protocol):

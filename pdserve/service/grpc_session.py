@@ -10,9 +10,10 @@ import grpc
 import grpc.aio
 import structlog
 
+from pdserve.block_messages import CacheEvent
 from pdserve.errors import Incompatible, PdserveError, WorkerLost, primary
 from pdserve.ids import Random, WorkerRef
-from pdserve.messages import CacheEvent, Down, Up
+from pdserve.messages import Down, Up
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from pdserve.service.cache_events import CacheEvents, SourceReader, Subscribe

@@ -21,8 +21,8 @@ from pdserve.messages import (
     StartPrefill,
     Step,
     StepTokens,
-    TokenLogprobs,
 )
+from pdserve.sampling import TokenLogprobs
 
 M = TypeVar("M")
 

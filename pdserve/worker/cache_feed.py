@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pdserve.messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
+from pdserve.block_messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
 
 _MAX_PENDING = 1 << 16
 _HASHES_PER_MESSAGE = 1024

@@ -21,7 +21,16 @@ from pdserve.errors import (
     WorkerLost,
     to_failure,
 )
-from pdserve.messages import Abort, Failed, Load, Progress, Refused, StartDecode, StartPrefill, Up
+from pdserve.messages import (
+    Abort,
+    Failed,
+    Load,
+    Progress,
+    Refused,
+    StartDecode,
+    StartPrefill,
+    Up,
+)
 from pdserve.stuck import is_newly_stuck
 from pdserve.worker.attempt import WorkerAttempt
 from pdserve.worker.messages import (

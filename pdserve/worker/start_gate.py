@@ -10,7 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pdserve.errors import PdserveError, to_failure
-from pdserve.messages import Refused, StartDecode, StartPrefill, Up
+from pdserve.messages import (
+    Refused,
+    StartDecode,
+    StartPrefill,
+    Up,
+)
 from pdserve.owner import Post
 from pdserve.token_matcher import TokenMatcher
 from pdserve.worker.background import Background

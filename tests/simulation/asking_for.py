@@ -13,9 +13,9 @@ from pdserve.clock import VirtualClock
 from pdserve.completion import Completion, Generation, collect
 from pdserve.engine import fake_rule
 from pdserve.errors import Draining, RequestCancelled
-from pdserve.messages import Role, TokenLogprobs
+from pdserve.messages import Role
 from pdserve.request import Event, GenerateRequest
-from pdserve.sampling import SampleKey, end_token_ids
+from pdserve.sampling import SampleKey, TokenLogprobs, end_token_ids
 from pdserve.service.config import Config
 from pdserve.structure import StructureKind
 from tests.simulation.cluster import MakeRunner, SimCluster

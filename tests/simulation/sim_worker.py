@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pdserve.block_messages import BlockCounts
 from pdserve.cli.roles import ROLES
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.fake_runner import FakeDevice, FakeFaults, FakeRunner
 from pdserve.engine.port import Runner
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.kv_memory import HostMemory, KvMemory
-from pdserve.messages import BlockCounts, Role
+from pdserve.messages import Role
 from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
 from pdserve.node.worker import Worker
 from pdserve.owner import Owner, Post, Waiter

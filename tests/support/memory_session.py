@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from pdserve.block_messages import CacheEvent
 from pdserve.errors import Incompatible, PdserveError
 from pdserve.ids import WorkerRef
-from pdserve.messages import CacheEvent, Down, Up
+from pdserve.messages import Down, Up
 from pdserve.service.cache_events import SourceReader, Subscribe
 from pdserve.service.inbox import LIMIT, Inbox
 from pdserve.service.outbox import DEFAULT_LIMIT, Outbox

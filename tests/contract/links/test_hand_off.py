@@ -8,7 +8,7 @@ import random
 import pytest
 
 from kv_transfer import messages
-from pdserve.messages import TokenLogprobs
+from pdserve.sampling import TokenLogprobs
 from tests.contract.links.conftest import MakeWorld
 from tests.contract.links.world import LAYOUT, World, assert_at_rest, assert_handed_off, link_states
 

@@ -22,7 +22,7 @@ from kv_transfer.framing import (
     unknown_in,
 )
 from pdserve.kv_memory import ByteSpan
-from pdserve.messages import TokenLogprobs
+from pdserve.sampling import TokenLogprobs
 from tests.contract.links.world import World, assert_handed_off
 
 HEADER = struct.Struct("<2sBBIIII")

@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pdserve import messages as m
+from pdserve.block_messages import BlockCounts, BlocksRemoved, BlocksStored, SnapshotPart
 from pdserve.errors import Failure
 from pdserve.ids import Epoch, WorkerRef
-from pdserve.sampling import FinishReason, SampleKey, SamplingParams
+from pdserve.sampling import FinishReason, SampleKey, SamplingParams, TokenLogprobs
 from pdserve.structure import Structure
 
 u32 = st.integers(0, 2**32 - 1)
@@ -23,9 +24,9 @@ flags = st.booleans()
 hashes = st.lists(st.binary(min_size=16, max_size=16), max_size=4).map(tuple)
 
 workers = st.builds(WorkerRef, st.text("abc-0", min_size=1, max_size=8), st.builds(Epoch, u64, u64))
-counts = st.builds(m.BlockCounts, u32, u32, u32, u32, u32)
+counts = st.builds(BlockCounts, u32, u32, u32, u32, u32)
 failures = st.builds(Failure, st.text("abcXYZ", min_size=1), texts, st.dictionaries(texts, texts, max_size=3))
-logprobs = st.builds(m.TokenLogprobs, f32, st.lists(st.tuples(u32, f32), max_size=3).map(tuple))
+logprobs = st.builds(TokenLogprobs, f32, st.lists(st.tuples(u32, f32), max_size=3).map(tuple))
 maybe_logprobs = st.none() | logprobs
 
 
@@ -226,7 +227,7 @@ UP: dict[type, st.SearchStrategy[Any]] = {
     m.TokenizerFile: st.builds(m.TokenizerFile, texts, st.binary(max_size=64), flags),
 }
 CACHE_EVENTS: dict[type, st.SearchStrategy[Any]] = {
-    m.BlocksStored: st.builds(m.BlocksStored, u64, hashes),
-    m.BlocksRemoved: st.builds(m.BlocksRemoved, u64, hashes),
-    m.SnapshotPart: st.builds(m.SnapshotPart, u64, hashes, flags, flags),
+    BlocksStored: st.builds(BlocksStored, u64, hashes),
+    BlocksRemoved: st.builds(BlocksRemoved, u64, hashes),
+    SnapshotPart: st.builds(SnapshotPart, u64, hashes, flags, flags),
 }

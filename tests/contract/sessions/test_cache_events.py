@@ -12,9 +12,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from pdserve import messages as m
+from pdserve.block_messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
 from pdserve.errors import WorkerLost
-from pdserve.messages import CacheEvent
 from pdserve.service.cache_events import CacheEvents
 from tests.contract.sessions.wires import WORKER, grpc_server, make_dialer, no_session
 from tests.support.footprint import Footprint
@@ -39,14 +38,14 @@ class ListSource:
         self.snapshot()
         return self
 
-    def say(self, kind: type[m.BlocksStored] | type[m.BlocksRemoved], *hashes: bytes) -> None:
+    def say(self, kind: type[BlocksStored] | type[BlocksRemoved], *hashes: bytes) -> None:
         self.sequence += 1
         self.waiting.append(kind(self.sequence, hashes))
         self.wake()
 
     def snapshot(self) -> None:
         self.sequence += 1
-        self.waiting.append(m.SnapshotPart(self.sequence, HASHES[:2], True, True))
+        self.waiting.append(SnapshotPart(self.sequence, HASHES[:2], True, True))
         self.wake()
 
     def take(self) -> CacheEvent | None:
@@ -95,13 +94,13 @@ async def test_events_arrive_in_order_and_a_snapshot_when_asked(
     async with asyncio.timeout(60):
         async with open_stream(source) as events:
             assert events.worker == WORKER
-            assert await events.receive() == m.SnapshotPart(1, HASHES[:2], True, True)
-            source.say(m.BlocksStored, HASHES[2], HASHES[3])
-            source.say(m.BlocksRemoved, HASHES[0])
-            assert await events.receive() == m.BlocksStored(2, (HASHES[2], HASHES[3]))
-            assert await events.receive() == m.BlocksRemoved(3, (HASHES[0],))
+            assert await events.receive() == SnapshotPart(1, HASHES[:2], True, True)
+            source.say(BlocksStored, HASHES[2], HASHES[3])
+            source.say(BlocksRemoved, HASHES[0])
+            assert await events.receive() == BlocksStored(2, (HASHES[2], HASHES[3]))
+            assert await events.receive() == BlocksRemoved(3, (HASHES[0],))
             events.ask_snapshot()
-            assert await events.receive() == m.SnapshotPart(4, HASHES[:2], True, True)
+            assert await events.receive() == SnapshotPart(4, HASHES[:2], True, True)
         await source.closed.wait()
 
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdserve import messages as m
+from pdserve.block_messages import CacheEvent
 from pdserve.errors import InvalidRequest
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.rpc import convert
@@ -22,7 +23,7 @@ quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 def test_the_strategies_cover_every_message() -> None:
     assert set(strategies.UP) == set(get_args(m.Up))
     assert set(strategies.DOWN) == set(get_args(m.Down))
-    assert set(strategies.CACHE_EVENTS) == set(get_args(m.CacheEvent))
+    assert set(strategies.CACHE_EVENTS) == set(get_args(CacheEvent))
     assert len(strategies.UP) == len(pb.Up.DESCRIPTOR.oneofs[0].fields)
     assert len(strategies.DOWN) == len(pb.Down.DESCRIPTOR.oneofs[0].fields)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pdserve import messages as m
+from pdserve.block_messages import BlockCounts
 from pdserve.errors import Draining, Failure, Incompatible, InvalidRequest, WorkerLost, to_failure
 from pdserve.session import Session
 from tests.contract.sessions.wires import OUTBOX_LIMIT, Wire, grpc_wire, memory_wire
@@ -191,7 +192,7 @@ def _failure() -> Failure:
 
 def _load(n: int) -> m.Load:
     return m.Load(
-        blocks=m.BlockCounts(1, 2, 3, 4, 5),
+        blocks=BlockCounts(1, 2, 3, 4, 5),
         num_running=n,
         num_waiting=0,
         num_queued_tokens=0,

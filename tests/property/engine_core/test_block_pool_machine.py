@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pdserve.block_messages import BlockCounts
 from pdserve.clock import VirtualClock
 from pdserve.engine.block_pool import BlockPool, BlockState
 from pdserve.errors import InvariantViolated
-from pdserve.messages import BlockCounts
 
 COUNT = st.integers(0, 4)
 PICK = st.integers(0, 10_000)

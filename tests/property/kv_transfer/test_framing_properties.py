@@ -16,7 +16,7 @@ from kv_transfer.transports.stream_channel import StreamChannel
 from pdserve.errors import Failure, InvalidRequest
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.kv_memory import ByteSpan, HostMemory
-from pdserve.messages import TokenLogprobs
+from pdserve.sampling import TokenLogprobs
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)

@@ -6,9 +6,8 @@ import pytest
 
 from pdserve.cli.answer import Answer
 from pdserve.errors import InvariantViolated
-from pdserve.messages import TokenLogprobs
 from pdserve.response import Energy, Event, Finished, Prompt, Started, Timings, Tokens, Usage
-from pdserve.sampling import FinishReason
+from pdserve.sampling import FinishReason, TokenLogprobs
 
 STARTED = Started(
     request_id="r", seed=7, num_prompt_tokens=2, num_cached_tokens=0, prompt_token_ids=(5, 6), model="m"

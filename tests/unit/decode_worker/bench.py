@@ -19,7 +19,13 @@ from pdserve.engine.port import Row
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.errors import PdserveError, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
-from pdserve.messages import Granted, StartDecode, Started, Step, Up
+from pdserve.messages import (
+    Granted,
+    StartDecode,
+    Started,
+    Step,
+    Up,
+)
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.config import Config, WorkerConfig
 from pdserve.worker.messages import FromSession, SessionClosed, SessionOpened, StepBegun, ToSession

@@ -8,7 +8,14 @@ import pytest
 
 from kv_transfer.messages import ExpectLease, Released
 from pdserve.errors import KvCorrupt, WorkerLost
-from pdserve.messages import Abort, Failed, Finished, Granted, Refused, Started
+from pdserve.messages import (
+    Abort,
+    Failed,
+    Finished,
+    Granted,
+    Refused,
+    Started,
+)
 from pdserve.worker.messages import BeginDrain, Drained, FromSession, SessionOpened, ToSession
 from tests.unit.decode_worker.bench import DecodeBench, prompt
 

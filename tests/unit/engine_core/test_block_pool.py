@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pdserve.block_messages import BlockCounts
 from pdserve.clock import VirtualClock
 from pdserve.engine.block_pool import BlockPool, BlockState
 from pdserve.errors import InvariantViolated
-from pdserve.messages import BlockCounts
 
 
 def pool_of(num_blocks: int, clock: VirtualClock | None = None) -> BlockPool:

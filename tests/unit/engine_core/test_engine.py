@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pdserve.block_messages import BlockCounts
 from pdserve.clock import VirtualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.events import ChunkDone, HandedBackSeq, Preempted, RowDied, Sampled, StepDied
@@ -12,7 +13,6 @@ from pdserve.engine.fake_runner import FakeFaults, FakeRunner, InjectedFault
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.engine.sequence import Sequence, SequenceState
 from pdserve.errors import InvariantViolated
-from pdserve.messages import BlockCounts
 from pdserve.sampling import FinishReason
 from tests.support.memories import pool_bytes
 from tests.unit.engine_core.building import (

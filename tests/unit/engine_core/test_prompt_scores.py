@@ -17,8 +17,7 @@ from pdserve.engine.port import Row, RowOutput, SampleSpec, ScoreSpec
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import RowFailed
-from pdserve.messages import TokenLogprobs
-from pdserve.sampling import SamplingParams
+from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.token_mask import to_mask
 from tests.unit.engine_core.building import (
     assert_at_rest,

@@ -11,7 +11,7 @@ import torch
 from pdserve.engine.port import Row, SampleSpec, ScoreSpec
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.errors import RowFailed
-from pdserve.messages import TokenLogprobs
+from pdserve.sampling import TokenLogprobs
 from tests.unit.engine_torch.driving import make_runner, sample_key
 from tests.unit.engine_torch.random_model import SMALL, write_random_model
 

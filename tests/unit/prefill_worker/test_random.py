@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from kv_transfer.messages import Commit, OpenLease, Withdraw
 from pdserve.engine import fake_rule
 from pdserve.errors import Stale, WorkerLost
-from pdserve.messages import Abort, Demand, Failed, FirstToken, Refused
+from pdserve.messages import (
+    Abort,
+    Demand,
+    Failed,
+    FirstToken,
+    Refused,
+)
 from pdserve.worker.messages import BeginDrain, Drained, FromSession, LinkChanged, SessionOpened, ToSession
 from prefill_worker.credits import CreditBook
 from tests.unit.prefill_worker.bench import D1, D2, PrefillBench, key, prompt

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.messages import (
-    StartDecode,
-    StartPrefill,
-)
+from pdserve.messages import StartDecode, StartPrefill
 from tests.unit.router.scripted import Client, Cluster, ScriptedWorker
 
 A, B, C, D = b"abcd"

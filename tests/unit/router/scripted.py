@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar
 
 from prometheus_client import CollectorRegistry
 
+from pdserve.block_messages import BlockCounts
 from pdserve.errors import Failure, Incompatible, PdserveError, WorkerLost, to_failure
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
-    BlockCounts,
     Credits,
     Down,
     DownHeartbeat,

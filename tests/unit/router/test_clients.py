@@ -12,11 +12,7 @@ from pdserve.errors import (
     UnknownRequest,
     WorkerLost,
 )
-from pdserve.messages import (
-    Abort,
-    StartDecode,
-    StartPrefill,
-)
+from pdserve.messages import Abort, StartDecode, StartPrefill
 from pdserve.sampling import FinishReason
 from tests.unit.router.conversation import A, B, C, until_prefill, until_running
 from tests.unit.router.scripted import Cluster, config, virtual

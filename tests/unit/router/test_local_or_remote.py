@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdserve.messages import PairState, Role, StartDecode, StartPrefill
+from pdserve.messages import (
+    PairState,
+    Role,
+    StartDecode,
+    StartPrefill,
+)
 from pdserve.sampling import FinishReason
 from tests.unit.router.scripted import Cluster, ScriptedWorker, config, hello, load, virtual
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.messages import Abort, Phase, Role, StartDecode, StartPrefill
+from pdserve.messages import (
+    Abort,
+    Phase,
+    Role,
+    StartDecode,
+    StartPrefill,
+)
 from pdserve.sampling import FinishReason
 from tests.unit.router.scripted import EOS, Cluster, hello, virtual
 

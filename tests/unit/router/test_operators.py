@@ -12,7 +12,13 @@ import pytest
 from pdserve.client import AsyncClient
 from pdserve.clock import SystemClock
 from pdserve.errors import InvalidRequest, PdserveError, UnknownWorker
-from pdserve.messages import Drain, Role, SetRole, StartDecode, Welcome
+from pdserve.messages import (
+    Drain,
+    Role,
+    SetRole,
+    StartDecode,
+    Welcome,
+)
 from pdserve.rpc.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import bind, make_server

@@ -10,11 +10,7 @@ from pdserve.errors import (
     Draining,
     Overloaded,
 )
-from pdserve.messages import (
-    Credits,
-    StartDecode,
-    StartPrefill,
-)
+from pdserve.messages import Credits, StartDecode, StartPrefill
 from pdserve.sampling import FinishReason
 from tests.unit.router.conversation import A, B, C, until_running
 from tests.unit.router.scripted import Cluster, config, load, virtual

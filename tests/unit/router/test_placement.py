@@ -8,19 +8,17 @@ from collections import Counter
 import pytest
 from structlog.testing import capture_logs
 
+from pdserve.block_messages import BlockCounts, BlocksStored, SnapshotPart
 from pdserve.blockhash import hash_blocks
 from pdserve.errors import Overloaded
 from pdserve.ids import WorkerRef
 from pdserve.messages import (
-    BlockCounts,
-    BlocksStored,
     Credits,
     Demand,
     Pair,
     PairState,
     Phase,
     Role,
-    SnapshotPart,
     StartDecode,
     StartPrefill,
     Unpair,

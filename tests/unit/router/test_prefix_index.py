@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.messages import BlocksRemoved, BlocksStored, SnapshotPart
+from pdserve.block_messages import BlocksRemoved, BlocksStored, SnapshotPart
 from router.prefix_index import IndexState, PrefixIndex
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16

@@ -6,9 +6,10 @@ import asyncio
 
 from structlog.testing import capture_logs
 
+from pdserve.block_messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
 from pdserve.blockhash import hash_blocks
 from pdserve.ids import WorkerRef
-from pdserve.messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart, StartDecode
+from pdserve.messages import StartDecode
 from pdserve.worker.cache_feed import CacheFeed
 from router.predicted_prefix import PredictedPrefix
 from tests.support.memory_session import MemoryCacheEvents

@@ -13,13 +13,12 @@ from pdserve.messages import (
     StartPrefill,
     Step,
     StepTokens,
-    TokenLogprobs,
 )
 from pdserve.request import Finished as RequestFinished
 from pdserve.request import Prompt, Tokens
 from pdserve.request import Started as RequestStarted
 from pdserve.response import Energy
-from pdserve.sampling import FinishReason
+from pdserve.sampling import FinishReason, TokenLogprobs
 from tests.unit.router.conversation import A, B, until_prefill
 from tests.unit.router.scripted import Client, Cluster, ScriptedWorker, virtual
 

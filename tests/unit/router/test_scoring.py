@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pdserve.block_messages import BlockCounts, BlocksStored, SnapshotPart
 from pdserve.blockhash import hash_blocks
-from pdserve.messages import BlockCounts, BlocksStored, SnapshotPart, StartDecode, StartPrefill
+from pdserve.messages import StartDecode, StartPrefill
 from pdserve.sampling import FinishReason
 from router.member import Member
 from router.need import Need

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.messages import Phase, Role, StartDecode, StartPrefill
+from pdserve.messages import (
+    Phase,
+    Role,
+    StartDecode,
+    StartPrefill,
+)
 from pdserve.request import Timings
 from pdserve.sampling import FinishReason
 from tests.unit.router.conversation import A, B, until_prefill

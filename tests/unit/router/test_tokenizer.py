@@ -8,7 +8,13 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from pdserve.messages import Role, StartDecode, StartPrefill, TokenizerFile, Welcome
+from pdserve.messages import (
+    Role,
+    StartDecode,
+    StartPrefill,
+    TokenizerFile,
+    Welcome,
+)
 from pdserve.sampling import FinishReason
 from pdserve.tokenizer import Tokenizer
 from tests.unit.router.scripted import Cluster, ScriptedWorker, config, hello, virtual

@@ -10,6 +10,7 @@ import pytest
 from kv_transfer.frames import FRAME_CLASSES
 from pdserve import messages as m
 from pdserve import response
+from pdserve.block_messages import CacheEvent
 from pdserve.sampling import FinishReason
 from tests.support.wire_corpus import WIRES, lines, said
 
@@ -46,7 +47,7 @@ def test_the_corpus_holds_every_kind() -> None:
     held = defaultdict(set)
     for line in lines():
         held[line.wire].add(line.kind)
-    for wire, union in (("up", m.Up), ("down", m.Down), ("cache", m.CacheEvent), ("answer", response.Event)):
+    for wire, union in (("up", m.Up), ("down", m.Down), ("cache", CacheEvent), ("answer", response.Event)):
         assert held[wire] == {kind.__name__ for kind in get_args(union)}
     assert held["link"] | {"Memory", "Mapped"} == {kind.__name__ for kind in FRAME_CLASSES.values()}, (
         "those two are of a later minor than the frozen ones"

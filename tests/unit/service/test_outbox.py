@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pdserve import messages as m
 from pdserve.errors import Failure
-from pdserve.sampling import SampleKey, SamplingParams
+from pdserve.sampling import SampleKey, SamplingParams, TokenLogprobs
 from pdserve.service.outbox import Outbox
 
 DONE = Failure("Draining", "")
@@ -50,7 +50,7 @@ def test_a_lone_step_passes_as_it_is() -> None:
 
 def test_logprobs_join_with_their_tokens() -> None:
     outbox: Outbox[m.Up] = Outbox()
-    first, second = m.TokenLogprobs(-1.0), m.TokenLogprobs(-2.0)
+    first, second = TokenLogprobs(-1.0), TokenLogprobs(-2.0)
     outbox.put(m.Step((m.StepTokens(1, 0, (5,), (first,)),)))
     outbox.put(m.Step((m.StepTokens(1, 1, (6,), (second,)),)))
     outbox.put(m.Step((m.StepTokens(1, 2, (7,)),)))

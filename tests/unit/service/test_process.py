@@ -14,8 +14,9 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
+from pdserve.block_messages import BlockCounts
 from pdserve.errors import InvalidRequest
-from pdserve.messages import BlockCounts, Load
+from pdserve.messages import Load
 from pdserve.service.address import join_address, split_address
 from pdserve.service.config import LogConfig
 from pdserve.service.lifecycle import EXIT_INTERRUPTED, StopSignals

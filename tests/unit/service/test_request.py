@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.errors import InvalidRequest
-from pdserve.messages import TokenLogprobs
 from pdserve.request import (
     Chat,
     ChatMessage,
@@ -31,7 +30,7 @@ from pdserve.request import (
 )
 from pdserve.response import Energy
 from pdserve.rpc.v1 import inference_pb2 as pb
-from pdserve.sampling import FinishReason, SamplingParams
+from pdserve.sampling import FinishReason, SamplingParams, TokenLogprobs
 from pdserve.structure import Structure, StructureKind
 
 

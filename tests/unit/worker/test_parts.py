@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from pdserve.block_messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
 from pdserve.clock import VirtualClock
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner, InjectedFault
 from pdserve.engine.port import Row
-from pdserve.messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
 from pdserve.worker.cache_feed import CacheFeed, CacheReader
 from pdserve.worker.messages import EngineBeat, StepBegun
 from pdserve.worker.metered_runner import MeteredRunner

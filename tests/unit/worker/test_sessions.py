@@ -9,18 +9,17 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from structlog.testing import capture_logs
 
+from pdserve.block_messages import BlockCounts, SnapshotPart
 from pdserve.errors import Incompatible, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
     Abort,
-    BlockCounts,
     Down,
     DownHeartbeat,
     Heartbeat,
     Hello,
     Load,
     Role,
-    SnapshotPart,
     Superseded,
     TokenizerFile,
     Up,

@@ -8,7 +8,12 @@ from typing import TypeVar
 from pdserve.clock import VirtualClock
 from pdserve.errors import Draining
 from pdserve.ids import Epoch, WorkerRef
-from pdserve.messages import Refused, StartDecode, StartPrefill, Up
+from pdserve.messages import (
+    Refused,
+    StartDecode,
+    StartPrefill,
+    Up,
+)
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.structure import Structure
 from pdserve.token_mask import ids_of
