@@ -8,6 +8,7 @@ equal up to the first near-tie.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from tests.unit.engine_torch.driving import Stream
 
 pytestmark = pytest.mark.timeout(600)  # a minute where nothing else runs
 
+FROZEN = Path(__file__).with_name("tokens.json")
 CHUNK = 512
 BLOCK_SIZE = 16
 # transformers' bfloat16 is slow on CPUs without bfloat16 instructions.
@@ -131,6 +133,23 @@ def test_float32_logits_and_greedy_tokens(cases: dict[str, Case], reference: Any
     print(f"largest logit difference {max(worst.values()):.1e}, {compared} tokens compared")
     assert max(worst.values()) < LOGITS_WITHIN, worst
     assert compared >= 0.95 * NUM_POSITIONS * len(cases)
+
+
+def test_tokens_are_those_of_earlier_versions(cases: dict[str, Case]) -> None:
+    """Up to the first near-tie, which another machine's rounding may decide otherwise.
+
+    tokens.json is written by hand only: `json.dumps` of each case's ids behind its prompt, when prompts are added.
+    """
+    frozen: dict[str, list[int]] = json.loads(FROZEN.read_text())
+    assert frozen.keys() == cases.keys()
+    num_compared = 0
+    for name, case in cases.items():
+        best = case.logits.topk(2).values
+        ties = torch.nonzero(best[:, 0] - best[:, 1] <= MARGIN).flatten().tolist()
+        until = ties[0] if ties else NUM_POSITIONS
+        assert case.ids[len(case.prompt) :][:until] == frozen[name][:until], name
+        num_compared += until
+    assert num_compared >= 0.9 * NUM_POSITIONS * len(cases)
 
 
 @pytest.mark.parametrize("name", ["capital", "turns", "emoji"])
