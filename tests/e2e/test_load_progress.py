@@ -102,6 +102,7 @@ def test_a_cluster_in_a_terminal_is_a_line_a_process_and_one_bar(folder: Path) -
     size = 3 * (folder / "model.safetensors").stat().st_size / 1e6
     assert bars and any(f"of {size:,.0f} MB" in bar for bar in bars)
     rest = [re.sub(r"[\d.]+ s", "N s", line.strip()) for line in lines if line not in bars]
+    rest = [line for line in rest if not line.startswith("still waiting for ")]  # on a machine under load
     *ready, draining = rest
     assert sorted(ready) == sorted(f"{name} is ready, in N s" for name in NAMES)
     assert draining.startswith("draining, at most N s")
