@@ -19,8 +19,8 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-vocabularies simulate check format lint proto bench-engine bench-codec lines \
-	clean distclean check-format check-lint check-types check-imports check-proto check-tests
+.PHONY: help demo test test-slow test-vocabularies simulate tapes check format lint proto bench-engine bench-codec \
+	lines clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ proto: $(PROTO_VENV)/.installed ## generate pdserve/rpc/v1 from proto/
 
 simulate: $(VENV)/.installed-dev ## the whole cluster under SEEDS=2000 seeds from FIRST=0 on; stops at the first that breaks a rule
 	@$(PY) -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
+
+tapes: $(VENV)/.installed-dev ## freeze the traces of 500 seeds, after a change of what the cluster says or does
+	@$(PY) -m tests.simulation --digests $$(seq 0 499) > tests/simulation/tapes.txt
 
 bench-engine: $(VENV)/.installed-dev ## prefill and decode speed beside transformers
 	@GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m benchmarks.engine $(BENCH_ARGS)
