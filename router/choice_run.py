@@ -17,19 +17,19 @@ from pdserve.stuck import STUCK_S
 from router.admission import Admission
 from router.attempt import Attempt
 from router.attempt_contract import Order, Outcome
+from router.attempt_need import Need
 from router.choice import Choice
 from router.explain import Explained, Explanations
 from router.fleet import Fleet
 from router.identity import ModelIdentity
 from router.learning import Learner
 from router.metrics import RouterMetrics
-from router.need import Need
 from router.placement import Placement
 from router.progress_timer import CallLater
+from router.retry_budget import RetryBudget
 from router.structures import Structures
 from router.text import ModelText
 from router.ticket import Ticket
-from router.tries import Tries
 
 log = structlog.get_logger()
 
@@ -84,7 +84,7 @@ class ChoiceRun:
         on_placed: Callable[[], None],
     ) -> None:
         self.choice = choice
-        self.tries = Tries(max_attempts=parts.config.router.max_attempts, begun=begun)
+        self.tries = RetryBudget(max_attempts=parts.config.router.max_attempts, begun=begun)
         self.attempt: Attempt | None = None  # the one that runs
         self.pair: tuple[str, str] | None = None  # of the last attempt
         self.explained: Explained | None = None  # why it went there

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pdserve.clock import Clock
 from router.attempt import Attempt
+from router.attempt_need import Need
 from router.member import Member
 from router.metrics import RouterMetrics
-from router.need import Need
 from router.placement import Placement
 from router.scoring import Weights, busy_prior, handover_prior, prefill_prior
 

@@ -26,7 +26,7 @@ from pdserve.messages import (
 )
 from pdserve.session import Session
 from router.accounting import Accounting, Credit
-from router.fits import Line, WorkerFits
+from router.fitted_lines import Line, WorkerFits
 from router.liveness import Liveness
 from router.predicted_prefix import PredictedPrefix
 from router.prefix_index import PrefixIndex

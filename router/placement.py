@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from pdserve.clock import Clock
 from pdserve.ids import Random
+from router.attempt_need import Need
 from router.explain import CHOSEN, Verdict
 from router.fleet import Fleet
 from router.member import Member
-from router.need import Need
 from router.scoring import Cost, Scoring, Weights, num_running
 
 ABOUT = 0.1  # of the best score: estimates aren't better than that …

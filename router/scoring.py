@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.fits import Prior
+from router.attempt_need import Need
+from router.fitted_lines import Prior
 from router.member import Member, PairRecord
-from router.need import Need
 
 TRIP = Prior(0.001)
 HANDOVER = Prior(0.002, 1e-5)

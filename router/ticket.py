@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.attempt import Attempt
+from router.attempt_need import Need
 from router.explain import Verdict
-from router.need import Need
 from router.placement import Placement
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from pdserve.engine.attention import BatchedAttention, Heads, Span, StepAttention
 from pdserve.engine.config_reader import load_config
-from pdserve.engine.heap import trim_heap
 from pdserve.engine.kv_pool import KvPool
 from pdserve.engine.layout import KvLayout
+from pdserve.engine.malloc_trim import trim_heap
 from pdserve.engine.model_config import BadModel, read_json
 from pdserve.engine.models import MODELS
 from pdserve.engine.models.decoder import Decoder, StepInputs

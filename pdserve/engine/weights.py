@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine import dequant
-from pdserve.engine.heap import trim_heap
+from pdserve.engine.malloc_trim import trim_heap
 from pdserve.engine.mapped_file import MappedFile
 from pdserve.engine.model_config import BadModel, ModelConfig, read_json
 from pdserve.engine.row_table import RowTable

@@ -36,7 +36,7 @@ class CacheSource(Protocol):
         ...
 
     def snapshot(self) -> None:
-        """The router missed something: begin anew with the whole set."""
+        """The router missed something: start over from the whole set."""
         ...
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class SourceReader:
             await self._changed.wait()
 
     def snapshot(self) -> None:
-        """Begin anew with the whole set."""
+        """Start over from the whole set."""
         self._source.snapshot()
 
     def close(self) -> None:

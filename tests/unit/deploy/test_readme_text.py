@@ -70,3 +70,8 @@ def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
 def test_the_link_check_knows_headings() -> None:
     assert "structure" in anchors(ROOT / "docs/sampling.md")
     assert "a-requests-life" in anchors(ROOT / "docs/architecture.md")
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = sorted(int(page.name[:4]) for page in (ROOT / "docs/decisions").glob("*.md"))
+    assert numbers == list(range(1, len(numbers) + 1))

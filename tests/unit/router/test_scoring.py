@@ -8,8 +8,8 @@ from pdserve.block_messages import BlockCounts, BlocksStored, SnapshotPart
 from pdserve.blockhash import hash_blocks
 from pdserve.messages import StartDecode, StartPrefill
 from pdserve.sampling import FinishReason
+from router.attempt_need import Need
 from router.member import Member
-from router.need import Need
 from router.scoring import HANDOVER, TRIP, Scoring, Weights
 from tests.unit.router.conversation import A
 from tests.unit.router.scripted import Cluster, config, load, virtual

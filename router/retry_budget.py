@@ -13,7 +13,7 @@ MAX_STRIKES = 2  # a request whose steps failed so often is never run again
 
 
 @dataclass(slots=True, kw_only=True)
-class Tries:
+class RetryBudget:
     """num_faults counts attempts that ended by a fault; refusals, revocations, drains and hand-backs don't count.
 
     begun    some worker has begun on it: whatever follows is a replay

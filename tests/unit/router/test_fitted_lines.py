@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from router.fits import Line, Prior
+from router.fitted_lines import Line, Prior
 
 PRIOR = Prior(0.0, 1e-3)
 
