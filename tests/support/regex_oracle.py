@@ -6,7 +6,7 @@ Source: J. Brzozowski, "Derivatives of Regular Expressions", 1964.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 
 
 class Regex:
@@ -53,13 +53,12 @@ class Both(Regex):
 
 @dataclass(frozen=True)
 class Either(Regex):
-    """One of two."""
+    """One of several, in no order: so a regex has finitely many derivatives, as the paper shows."""
 
-    left: Regex
-    right: Regex
+    options: frozenset[Regex]
 
     def __str__(self) -> str:
-        return f"(?:{self.left}|{self.right})"
+        return "(?:" + "|".join(sorted(map(str, self.options))) + ")"
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,20 @@ def both(first: Regex, second: Regex) -> Regex:
 
 
 def either(left: Regex, right: Regex) -> Regex:
-    if isinstance(left, Nothing) or left == right:
-        return right
-    return left if isinstance(right, Nothing) else Either(left, right)
+    options = _options(left) | _options(right)
+    if len(options) == 1:
+        return next(iter(options))
+    return Either(options) if options else Nothing()
+
+
+def _options(regex: Regex) -> frozenset[Regex]:
+    match regex:
+        case Either(options):
+            return options
+        case Nothing():
+            return frozenset()
+        case _:
+            return frozenset((regex,))
 
 
 @cache
@@ -94,8 +104,8 @@ def is_whole(regex: Regex) -> bool:
             return True
         case Both(first, second):
             return is_whole(first) and is_whole(second)
-        case Either(left, right):
-            return is_whole(left) or is_whole(right)
+        case Either(options):
+            return any(is_whole(each) for each in options)
         case _:
             return False
 
@@ -109,8 +119,8 @@ def behind(regex: Regex, byte: int) -> Regex:
         case Both(first, second):
             found = both(behind(first, byte), second)
             return either(found, behind(second, byte)) if is_whole(first) else found
-        case Either(left, right):
-            return either(behind(left, byte), behind(right, byte))
+        case Either(options):
+            return reduce(either, (behind(each, byte) for each in options))
         case Many(inner):
             return both(behind(inner, byte), regex)
         case _:

@@ -23,6 +23,7 @@ from tests.support.regex_oracle import (
     Many,
     Nothing,
     Regex,
+    behind,
     behind_all,
     both,
     either,
@@ -134,3 +135,18 @@ def test_the_oracle_itself() -> None:
     assert [is_whole(behind_all(regex, text)) for text in (b"", b"a", b"abcb", b"ba", b"aa")] == [
         False, True, True, False, False,
     ]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(regexes)
+def test_a_regex_has_few_derivatives(regex: Regex) -> None:
+    """Without that, some regexes take the oracle minutes."""
+    seen, ahead = {regex}, [regex]
+    while ahead:
+        here = ahead.pop()
+        for byte in ALPHABET:
+            there = behind(here, byte)
+            if there not in seen:
+                seen.add(there)
+                ahead.append(there)
+        assert len(seen) <= 1000
