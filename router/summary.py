@@ -9,6 +9,7 @@ from typing import Protocol
 import structlog
 
 from pdserve.errors import PdserveError
+from pdserve.fields import plain_id
 from pdserve.request import GenerateRequest
 from router.choice import Choice
 from router.choice_run import ChoiceRun
@@ -31,13 +32,17 @@ class EndedRequest(Protocol):
 
 @contextmanager
 def refusals_told(request_id: str, metrics: RouterMetrics) -> Iterator[None]:
-    """Counts and logs an error that ends a request before it began, and passes it on."""
+    """Counts and logs an error that ends a request before it began, and passes it on.
+
+    request_id  as it came: one that may be what is wrong isn't repeated in the log
+    """
     try:
         yield
     except PdserveError as error:
         status = error.code.value
         metrics.requests.labels(status=status).inc()
-        log.info("request.refused", request_id=request_id[:64], status=status, error=str(error))
+        shown = "" if plain_id(request_id) else request_id
+        log.info("request.refused", request_id=shown, status=status, error=str(error))
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from pdserve.errors import (
     DeadlineExceeded,
@@ -100,6 +101,17 @@ async def test_a_bad_request_is_refused_before_any_reservation_naming_limit_and_
             cluster.generate((1, 260))
         await cluster.settle()
         assert not d.got(StartDecode)
+
+
+@virtual
+async def test_a_refused_id_is_not_written_to_the_log_as_it_came() -> None:
+    async with Cluster() as cluster:
+        await cluster.pair()
+        with capture_logs() as logs, pytest.raises(InvalidRequest):
+            cluster.generate("x", request_id="q\x1b[2Jworker.lost")
+    (line,) = [entry for entry in logs if entry["event"] == "request.refused"]
+    assert line["request_id"] == ""
+    assert line["error"].isprintable()
 
 
 @virtual
