@@ -104,9 +104,8 @@ class Sender:
         self._metrics = metrics
         self._rotation: deque[SendLease] = deque()
         self._num_queued_pulls = 0
-        self._under_way: deque[SendLease] = (
-            deque()
-        )  # of pieces that the link has and hasn't sent yet, in order
+        # Whose pieces the link has and hasn't sent yet, in their order.
+        self._under_way: deque[SendLease] = deque()
         self._is_link_lost = False
         self._early_fails: dict[int, PdserveError] = {}
 
