@@ -133,7 +133,10 @@ class Channel(Protocol):
         ...
 
     def post_receive(self, tag: int, into: ByteSpan) -> None:
-        """Posted: the next piece goes there. Frames sent afterwards go out only when the receive stands."""
+        """Posted: the next piece goes there. Frames sent afterwards go out only when the receive stands.
+
+        Of a receive posted on a dead connection, too, `on_done` says that it is over; its blocks are quarantined else.
+        """
         ...
 
     def divert(self) -> None:

@@ -165,10 +165,8 @@ class StreamChannel:
             except (BlockingIOError, InterruptedError):
                 self.is_writable = False
             except OSError as error:
-                if beside is not None:
-                    beside.descriptor = (
-                        None  # the peer will say that none came, and the bytes go over the stream
-                    )
+                if beside is not None:  # the peer will say that none came, and the bytes go over the stream
+                    beside.descriptor = None
                     continue
                 self._shut(f"write failed: {error.strerror or error}")
                 return
