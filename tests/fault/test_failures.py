@@ -23,9 +23,9 @@ from pdserve.request import Resume, ResumeChoice, Tokens
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
 from pdserve.service.lifecycle import EXIT_SUPERSEDED
 from pdserve.service.rpc import INFERENCE
-from tests.support.asking import Question, ask, at_rest, status_of
+from tests.support.asking import Question, ask, at_rest
 from tests.support.singles import Single, Singles
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 HEARTBEAT_S = 0.1
 COMMON = ("--timeouts.heartbeat-s", f"{HEARTBEAT_S}", "--timeouts.grant-s", "4")
@@ -152,11 +152,15 @@ async def test_a_worker_that_restarts_at_its_address_is_a_new_one(
     random = Random(role)
     worker = of_role(cluster, role)[0]
     before = {each.id: each.epoch for each in (await client.status()).workers}
+    begun = [asyncio.Event() for _ in range(8)]
     answers = [
-        asyncio.create_task(ask(client, Question.draw(random, random.randint(10, 300), 2_000)))
-        for _ in range(8)
+        asyncio.create_task(ask(client, Question.draw(random, random.randint(10, 300), 3_500), setting(each)))
+        for each in begun
     ]
-    await until("all are running", lambda: are_running(client, 8))
+    async with asyncio.timeout(LIMIT_S):
+        for each in begun:
+            await each.wait()
+    assert not any(answer.done() for answer in answers)
     await asyncio.to_thread(worker.kill)
     worker.start()
     for answer in answers:
@@ -166,9 +170,8 @@ async def test_a_worker_that_restarts_at_its_address_is_a_new_one(
     assert {name for name in after if after[name] != before[name]} == {worker.id}
 
 
-async def are_running(client: AsyncClient, number: int) -> bool:
-    status = await status_of(client)
-    return status is not None and sum(worker.num_running for worker in status.workers) >= number
+def setting(event: asyncio.Event) -> Callable[[int], None]:
+    return lambda num_tokens: event.set()
 
 
 # --- row 12: two processes with one worker id
