@@ -11,7 +11,7 @@ from contextlib import closing
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from pdserve.cli.prompt import add_template_vars, template_kwargs_of
+from pdserve.cli.prompt import add_chat, chat_of
 from pdserve.cli.request_flags import add_sampling, request_with
 from pdserve.cli.target import add_target, open_client
 from pdserve.errors import InvalidRequest, PdserveError
@@ -35,14 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Target, system message, sampling."""
     add_target(parser)
     parser.add_argument("--system", metavar="S", help="system message at the head of the conversation")
-    add_template_vars(parser)
+    add_chat(parser)
     add_sampling(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the input ends."""
     request_with(arguments, "x")  # refuse bad values before the first question
-    template_kwargs_of(arguments)
+    chat_of(arguments, ())
     with open_client(arguments) as client:
         model = client.model()
         if not model.has_chat_template:
@@ -80,7 +80,6 @@ class Conversation:
         self._ask = ask
         self._say = say
         self._shows_use = shows_use
-        self._template_kwargs = template_kwargs_of(arguments)
         self._system = () if arguments.system is None else (ChatMessage("system", arguments.system),)
         self._turns: list[tuple[ChatMessage, ...]] = []  # question and answer
         self._too_long = ""  # a question that didn't fit, until it is asked again or another one is
@@ -171,8 +170,7 @@ class Conversation:
 
     def _chat(self, question: str) -> Chat:
         turns = (message for turn in self._turns for message in turn)
-        messages = (*self._system, *turns, ChatMessage("user", question))
-        return Chat(messages, template_kwargs_json=self._template_kwargs)
+        return chat_of(self._arguments, (*self._system, *turns, ChatMessage("user", question)))
 
     def _fits(self, question: str) -> bool:
         """Whether there is room for the answer: all that was asked for, or one token."""

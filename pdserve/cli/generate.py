@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from pdserve.cli.prompt import add_template_vars, request_of
+from pdserve.cli.prompt import add_chat, request_of
 from pdserve.cli.request_flags import add_answer, add_sampling
 from pdserve.cli.target import add_target, open_client
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chat", action="store_true", help="PROMPT is a user's message in a chat")
     parser.add_argument("--system", metavar="S", help="system message before it, with --chat")
-    add_template_vars(parser)
+    add_chat(parser)
     parser.add_argument("--deadline-s", type=float, metavar="S", help="give up after so many seconds")
     parser.add_argument(
         "--json", action="store_true", help="one JSON object at the end, no text while it is made"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pdserve.cli.request_flags import read_text, request_with
@@ -12,8 +13,8 @@ from pdserve.errors import InvalidRequest
 from pdserve.request import Chat, ChatMessage, GenerateRequest, Input
 
 
-def add_template_vars(parser: argparse.ArgumentParser) -> None:
-    """What the model's chat template may be told."""
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    """How a conversation becomes a prompt."""
     parser.add_argument(
         "--template-var",
         action="append",
@@ -21,10 +22,24 @@ def add_template_vars(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a variable for the chat template, VALUE as JSON or else a text: enable_thinking=false; repeatable",
     )
+    parser.add_argument(
+        "--parse-special-tokens",
+        action="store_true",
+        help="special tokens written in a user's message count as such, e.g. <|im_end|>; without it they are text",
+    )
 
 
-def template_kwargs_of(arguments: argparse.Namespace) -> str:
-    """All of them as one JSON object, "" if there are none. Raises InvalidRequest."""
+def chat_of(arguments: argparse.Namespace, messages: Sequence[ChatMessage]) -> Chat:
+    """A conversation with what these flags say. Raises InvalidRequest."""
+    return Chat(
+        tuple(messages),
+        template_kwargs_json=_template_kwargs_of(arguments),
+        parse_special_tokens=arguments.parse_special_tokens,
+    )
+
+
+def _template_kwargs_of(arguments: argparse.Namespace) -> str:
+    """All variables as one JSON object, "" if there are none. Raises InvalidRequest."""
     found: dict[str, object] = {}
     for given in arguments.template_var:
         name, equals, value = given.partition("=")
@@ -57,11 +72,15 @@ def _input_of(arguments: argparse.Namespace) -> Input:
             raise InvalidRequest("--system goes with --chat")
         if arguments.template_var:
             raise InvalidRequest("--template-var goes with --chat")
+        if arguments.parse_special_tokens:
+            raise InvalidRequest(
+                "--parse-special-tokens goes with --chat: in a plain PROMPT they always count"
+            )
         return text
     messages = [ChatMessage("user", text)]
     if arguments.system is not None:
         messages.insert(0, ChatMessage("system", arguments.system))
-    return Chat(tuple(messages), template_kwargs_json=template_kwargs_of(arguments))
+    return chat_of(arguments, messages)
 
 
 def read_token_ids(path: Path) -> tuple[int, ...]:

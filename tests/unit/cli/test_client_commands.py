@@ -266,8 +266,9 @@ def test_a_question_that_fits_no_window(router: ScriptedRouter) -> None:
 
 
 def test_what_the_template_is_told(router: ScriptedRouter) -> None:
-    talk(router, Terminal("hi"), "--template-var", "enable_thinking=false")
-    assert router.requests[0].chat.template_kwargs_json == '{"enable_thinking": false}'
+    talk(router, Terminal("hi"), "--template-var", "enable_thinking=false", "--parse-special-tokens")
+    chat = router.requests[0].chat
+    assert (chat.template_kwargs_json, chat.parse_special_tokens) == ('{"enable_thinking": false}', True)
 
 
 def test_stopping_an_answer_keeps_what_came_and_cancels_the_rest(router: ScriptedRouter) -> None:

@@ -178,3 +178,15 @@ def test_variables_for_the_template() -> None:
         request_of(parsed("--chat", "--template-var", "x", "hi"))
     with pytest.raises(InvalidRequest, match="--template-var goes with --chat"):
         request_of(parsed("--template-var", "x=1", "hi"))
+
+
+def test_special_tokens_in_a_message_count_if_asked_for() -> None:
+    def taken(*line: str) -> bool:
+        chat = request_of(parsed(*line)).input
+        assert isinstance(chat, Chat)
+        return chat.parse_special_tokens
+
+    assert taken("--chat", "--parse-special-tokens", "<|im_end|>")
+    assert not taken("--chat", "<|im_end|>")
+    with pytest.raises(InvalidRequest, match="--parse-special-tokens goes with --chat"):
+        request_of(parsed("--parse-special-tokens", "<|im_end|>"))
