@@ -12,6 +12,7 @@ MOST_PARTS = 500  # of a schema, looked at to find the one that is wrong
 _LONGEST_POINTER = 200
 
 _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_OF_A_PATTERN = " (in regex): regex parse error:"
 _CARET = re.compile(r" *\^+")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -20,8 +21,10 @@ _SHARED = ("$defs", "definitions", "$schema", "$id")
 
 
 def without_place(message: str) -> str:
-    """The first line of the library's error, without the place in the grammar that we made."""
-    return _LARK_PLACE.sub("", message.split("\n", 1)[0], count=1)
+    """What the library's error says, without the place in the grammar that we made and the lines that it shows."""
+    first = _LARK_PLACE.sub("", message.split("\n", 1)[0], count=1)
+    why = pattern_error(message)
+    return f"{first.removesuffix(_OF_A_PATTERN)}: {why}" if why else first
 
 
 def grammar_place(message: str) -> dict[str, int]:

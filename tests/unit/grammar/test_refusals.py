@@ -82,6 +82,14 @@ CASES: list[tuple[Structure, str]] = [
     (schema(MANY_WAYS), "json_schema can't be used (why=schema too large, place=#)"),
     (Structure.grammar('start: "a" | b'), 'grammar can\'t be used (why=unknown name: "b", line=1, column=8)'),
     (Structure.grammar('start: "a"\nfoo "b"'), "line=2, column=5)"),
+    (
+        Structure.grammar("start: X\nX: /[/"),
+        'grammar can\'t be used (why=invalid regex "[": unclosed character class, line=2, column=4)',
+    ),
+    (
+        Structure.grammar('start: %json {"type": "strin"}'),
+        "(why=failed to compile JSON schema: Invalid type: strin, line=1, column=8)",
+    ),
     (Structure.grammar('foo: "a"'), "grammar can't be used (why=no start rule found)"),
     (Structure.grammar('start: a\na: a "x"'), "no text satisfies grammar"),
 ]  # fmt: skip
