@@ -13,117 +13,83 @@ class RouterMetrics:
     """All of them, registered where `registry` says. Event-loop thread only."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(name, what, labels, registry=registry)
+
+        def gauge(name: str, what: str, *labels: str) -> Gauge:
+            return Gauge(name, what, labels, registry=registry)
+
+        def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, what, registry=registry, buckets=buckets)
+
         self.registry = registry
-        self.requests = Counter(
-            "pdserve_requests", "Requests ended, by status.", ["status"], registry=registry
-        )
-        self.requests_running = Gauge(
-            "pdserve_requests_running", "Requests accepted and not ended.", registry=registry
-        )
-        self.queue_length = Gauge("pdserve_queue_requests", "Attempts waiting for a pair.", registry=registry)
-        self.queue_tokens = Gauge("pdserve_queue_tokens", "Prompt tokens of these.", registry=registry)
-        self.refused = Counter(
+        self.requests = counter("pdserve_requests", "Requests ended, by status.", "status")
+        self.requests_running = gauge("pdserve_requests_running", "Requests accepted and not ended.")
+        self.queue_length = gauge("pdserve_queue_requests", "Attempts waiting for a pair.")
+        self.queue_tokens = gauge("pdserve_queue_tokens", "Prompt tokens of these.")
+        self.refused = counter(
             "pdserve_queue_refused",
             "Requests refused at once: the queue was full, or they couldn't make their deadline.",
-            ["reason"],
-            registry=registry,
+            "reason",
         )
-        self.estimate_error_s = Histogram(
+        self.estimate_error_s = histogram(
             "pdserve_placement_error_seconds",
             "Difference between a placement's estimate of the time to its first token and that time.",
-            registry=registry,
-            buckets=_LATENCY_S,
+            _LATENCY_S,
         )
-        self.attempts = Counter(
-            "pdserve_attempts", "Attempts ended, by how ('ok' or the error).", ["reason"], registry=registry
+        self.attempts = counter("pdserve_attempts", "Attempts ended, by how ('ok' or the error).", "reason")
+        self.replays_running = gauge("pdserve_replays_running", "Replays placed and not yet running.")
+        self.prompt_tokens = counter("pdserve_prompt_tokens", "Prompt tokens of requests.")
+        self.cached_tokens = counter(
+            "pdserve_prompt_tokens_cached", "Of these, those that were prefix cache hits."
         )
-        self.replays_running = Gauge(
-            "pdserve_replays_running", "Replays placed and not yet running.", registry=registry
-        )
-        self.prompt_tokens = Counter("pdserve_prompt_tokens", "Prompt tokens of requests.", registry=registry)
-        self.cached_tokens = Counter(
-            "pdserve_prompt_tokens_cached", "Of these, those that were prefix cache hits.", registry=registry
-        )
-        self.tokens = Counter(
+        self.tokens = counter(
             "pdserve_completion_tokens",
             "Tokens of all choices, those of best_of that are not given out among them.",
-            registry=registry,
         )
-        self.structures_compiled = Counter(
-            "pdserve_structures_compiled",
-            "Structures compiled, or tried, by kind.",
-            ["kind"],
-            registry=registry,
+        self.structures_compiled = counter(
+            "pdserve_structures_compiled", "Structures compiled, or tried, by kind.", "kind"
         )
-        self.structure_compile_s = Histogram(
-            "pdserve_structure_compile_seconds", "What that took.", registry=registry, buckets=_COMPILE_S
+        self.structure_compile_s = histogram(
+            "pdserve_structure_compile_seconds", "What that took.", _COMPILE_S
         )
-        self.structure_hits = Counter(
-            "pdserve_structure_cache_hits",
-            "Requests whose structure was compiled already, or just being so.",
-            registry=registry,
+        self.structure_hits = counter(
+            "pdserve_structure_cache_hits", "Requests whose structure was compiled already, or just being so."
         )
-        self.structures_refused = Counter(
-            "pdserve_structures_refused",
-            "Requests whose structure can't be compiled.",
-            ["kind"],
-            registry=registry,
+        self.structures_refused = counter(
+            "pdserve_structures_refused", "Requests whose structure can't be compiled.", "kind"
         )
-        self.overrun_tokens = Counter(
-            "pdserve_overrun_tokens",
-            "Tokens computed behind a stop string, not given out.",
-            registry=registry,
+        self.overrun_tokens = counter(
+            "pdserve_overrun_tokens", "Tokens computed behind a stop string, not given out."
         )
-        self.dropped_messages = Counter(
-            "pdserve_session_dropped",
-            "Messages of workers under a handle that is closed.",
-            ["message"],
-            registry=registry,
+        self.dropped_messages = counter(
+            "pdserve_session_dropped", "Messages of workers under a handle that is closed.", "message"
         )
-        self.unknown_messages = Counter(
+        self.unknown_messages = counter(
             "pdserve_unknown_messages",
             "Messages of a later version of the wire that were skipped (kind), or in part (field).",
-            ["channel", "what"],
-            registry=registry,
+            "channel",
+            "what",
         )
-        self.workers = Gauge("pdserve_workers", "Workers that have joined.", ["role"], registry=registry)
-        self.workers_left = Counter("pdserve_workers_left", "Ends of workers' sessions.", registry=registry)
-        self.workers_refused = Counter(
-            "pdserve_workers_refused", "Workers turned away, by reason.", ["reason"], registry=registry
-        )
-        self.pairs_up = Gauge("pdserve_pairs_up", "Pairs that can take a request.", registry=registry)
-        self.without_cache_events = Gauge(
+        self.workers = gauge("pdserve_workers", "Workers that have joined.", "role")
+        self.workers_left = counter("pdserve_workers_left", "Ends of workers' sessions.")
+        self.workers_refused = counter("pdserve_workers_refused", "Workers turned away, by reason.", "reason")
+        self.pairs_up = gauge("pdserve_pairs_up", "Pairs that can take a request.")
+        self.without_cache_events = gauge(
             "pdserve_workers_without_cache_events",
             "Workers without a stream of block events: their prefix hits are predicted.",
-            registry=registry,
         )
-        self.cache_event_gaps = Counter(
-            "pdserve_cache_event_gaps", "Gaps in block events.", registry=registry
-        )
-        self.kv_bytes = Counter("pdserve_kv_received_bytes", "KV bytes of hand-offs.", registry=registry)
-        self.kv_transfer_s = Counter(
-            "pdserve_kv_transfer_seconds", "Time in which KV of hand-offs arrived.", registry=registry
-        )
-        self.corrupt = Counter(
-            "pdserve_kv_corrupt",
-            "Attempts ended by a wrong checksum.",
-            ["prefill_worker"],
-            registry=registry,
-        )
-        self.ttft_s = Histogram(
-            "pdserve_ttft_seconds", "Received to first token written.", registry=registry, buckets=_LATENCY_S
-        )
-        self.itl_s = Histogram(
-            "pdserve_itl_seconds", "Gap between two tokens.", registry=registry, buckets=_GAP_S
-        )
-        self.queue_s = Histogram(
-            "pdserve_queue_seconds", "Received to credit held.", registry=registry, buckets=_LATENCY_S
-        )
-        self.loop_lag_s = Histogram(
+        self.cache_event_gaps = counter("pdserve_cache_event_gaps", "Gaps in block events.")
+        self.kv_bytes = counter("pdserve_kv_received_bytes", "KV bytes of hand-offs.")
+        self.kv_transfer_s = counter("pdserve_kv_transfer_seconds", "Time in which KV of hand-offs arrived.")
+        self.corrupt = counter("pdserve_kv_corrupt", "Attempts ended by a wrong checksum.", "prefill_worker")
+        self.ttft_s = histogram("pdserve_ttft_seconds", "Received to first token written.", _LATENCY_S)
+        self.itl_s = histogram("pdserve_itl_seconds", "Gap between two tokens.", _GAP_S)
+        self.queue_s = histogram("pdserve_queue_seconds", "Received to credit held.", _LATENCY_S)
+        self.loop_lag_s = histogram(
             "pdserve_loop_lag_seconds",
             "How late the router's own heartbeat came: so long something held up its event loop.",
-            registry=registry,
-            buckets=_GAP_S,
+            _GAP_S,
         )
 
     def count_unknown(self, channel: str, what: str) -> None:
