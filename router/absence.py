@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pdserve.clock import Clock
 from pdserve.errors import NoWorker
-from router.progress_timer import CallLater, ProgressTimer
+from router.progress_timer import ProgressTimer
 from router.queue import FairQueue
 from router.ticket import Ticket
 from router.topology import PAIR, Topology
@@ -24,7 +24,6 @@ class Absence:
         topology: Topology,
         wait_s: float,
         clock: Clock,
-        call_later: CallLater,
         give_up: Callable[[Ticket, NoWorker], None],
     ) -> None:
         self._queue = queue
@@ -33,7 +32,7 @@ class Absence:
         self._clock = clock
         self._give_up = give_up
         self._since_s: float | None = None
-        self._timer = ProgressTimer(call_later, clock, self._expired)
+        self._timer = ProgressTimer(clock, self._expired)
 
     def look(self) -> None:
         """Workers, or the queue, may have changed."""

@@ -13,7 +13,6 @@ from router.fleet import Fleet
 from router.metrics import RouterMetrics
 from router.pace import Pace
 from router.placement import NotNow, Placement, Placer
-from router.progress_timer import CallLater
 from router.queue import FairQueue
 from router.ticket import Ticket
 
@@ -35,7 +34,6 @@ class Admission:
         fleet: Fleet,
         placer: Placer,
         clock: Clock,
-        call_later: CallLater,
         metrics: RouterMetrics,
     ) -> None:
         self._config = config
@@ -48,9 +46,7 @@ class Admission:
         self._num_places = 0
         self._num_tokens = 0
         self._replaying: dict[Ticket, None] = {}
-        self._absence = Absence(
-            self._queue, fleet.topology, worker_wait_s, clock, call_later, self._end_waiting
-        )
+        self._absence = Absence(self._queue, fleet.topology, worker_wait_s, clock, self._end_waiting)
         self._pumping = False
         self._pump_again = False
         self._pace = Pace()

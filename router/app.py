@@ -99,7 +99,6 @@ class RouterApp:
             self.fleet,
             placer,
             clock,
-            _call_later,
             self.metrics,
         )
         self.explanations = Explanations(clock)
@@ -115,7 +114,6 @@ class RouterApp:
             config=config,
             clock=clock,
             random=random,
-            call_later=_call_later,
             fleet=self.fleet,
             admission=self.admission,
             text=self.text,
@@ -242,7 +240,9 @@ class RouterApp:
     def _start_ticking(self) -> None:
         if self._ticker is None:
             self._tick_due_s = self._clock.now_s() + self._config.timeouts.heartbeat_s
-            self._ticker = _call_later(self._config.timeouts.heartbeat_s, self._tick)
+            self._ticker = asyncio.get_running_loop().call_later(
+                self._config.timeouts.heartbeat_s, self._tick
+            )
 
     def _stop_ticking(self) -> None:
         if self._ticker is not None:
@@ -379,7 +379,3 @@ class RouterApp:
                 conductor.cancel(conductor.draining())
             await self._idle.wait()
         log.info("router.drained")
-
-
-def _call_later(delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle:
-    return asyncio.get_running_loop().call_later(delay, callback)

@@ -32,7 +32,6 @@ from pdserve.service.config import TimeoutsConfig
 from router.attempt_contract import AttemptPhase, Order, Outcome, Sink
 from router.member import AttemptMessage, Member
 from router.phase_clock import PhaseClock
-from router.progress_timer import CallLater
 from router.prompt_scores import PromptScores
 from router.timings import AttemptTimes
 from router.token_flow import TokenFlow
@@ -56,7 +55,6 @@ class Attempt:
         *,
         timeouts: TimeoutsConfig,
         clock: Clock,
-        call_later: CallLater,
         deadline_left_s: Callable[[], float],
         on_settled: Callable[[], None],
     ) -> None:
@@ -72,7 +70,7 @@ class Attempt:
         self._clock = clock
         self._deadline_left_s = deadline_left_s
         self._on_settled: Callable[[], None] | None = on_settled
-        self._time = PhaseClock(timeouts, clock, call_later, prefill, decode, self._late)
+        self._time = PhaseClock(timeouts, clock, prefill, decode, self._late)
         self._tokens = TokenFlow(order, self._give)
         self._prefill_written = False
         self._prefill_over = prefill is None  # P has ended its part itself, or its session is gone

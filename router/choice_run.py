@@ -25,7 +25,6 @@ from router.identity import ModelIdentity
 from router.learning import Learner
 from router.metrics import RouterMetrics
 from router.placement import Placement
-from router.progress_timer import CallLater
 from router.retry_budget import RetryBudget
 from router.structures import Structures
 from router.text import ModelText
@@ -41,7 +40,6 @@ class Parts:
     config: Config
     clock: Clock
     random: Random
-    call_later: CallLater
     fleet: Fleet
     admission: Admission
     text: ModelText
@@ -224,7 +222,6 @@ class ChoiceRun:
             choice,
             timeouts=parts.config.timeouts,
             clock=parts.clock,
-            call_later=parts.call_later,
             deadline_left_s=self._asked.left_s,
             on_settled=lambda: self._settled(attempt, placement, ticket),
         )

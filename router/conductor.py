@@ -55,9 +55,7 @@ class Conductor:
         self.prompt_ids: tuple[int, ...] = ()
         self.choices: list[Choice] = []
         self.runs: list[ChoiceRun] = []  # by choice
-        self.output = Output(
-            parts.clock, parts.call_later, parts.config.timeouts.client_stall_s, self._client_stalled
-        )
+        self.output = Output(parts.clock, parts.config.timeouts.client_stall_s, self._client_stalled)
         self._parts = parts
         self._deadline_s = self.received_s + deadline_left_s
         self._task: asyncio.Task[None] | None = None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pdserve.clock import Clock
 from pdserve.errors import PdserveError
 from pdserve.request import Event, Tokens
-from router.progress_timer import CallLater, ProgressTimer
+from router.progress_timer import ProgressTimer
 
 
 class _Entry:
@@ -61,13 +61,11 @@ class Output:
     on_stalled  called once when the client has fallen `stall_s` behind
     """
 
-    def __init__(
-        self, clock: Clock, call_later: CallLater, stall_s: float, on_stalled: Callable[[], None]
-    ) -> None:
+    def __init__(self, clock: Clock, stall_s: float, on_stalled: Callable[[], None]) -> None:
         self._clock = clock
         self._stall_s = stall_s
         self._entries: deque[_Entry] = deque()
-        self._timer = ProgressTimer(call_later, clock, on_stalled)
+        self._timer = ProgressTimer(clock, on_stalled)
         self._ended = False
         self._error: PdserveError | None = None
         self._waiter: asyncio.Future[None] | None = None

@@ -9,7 +9,7 @@ from pdserve.errors import WorkerLost
 from pdserve.service.config import TimeoutsConfig
 from router.attempt_contract import AttemptPhase
 from router.member import Member
-from router.progress_timer import CallLater, ProgressTimer
+from router.progress_timer import ProgressTimer
 
 
 class PhaseClock:
@@ -24,7 +24,6 @@ class PhaseClock:
         self,
         timeouts: TimeoutsConfig,
         clock: Clock,
-        call_later: CallLater,
         prefill: Member | None,
         decode: Member,
         on_late: Callable[[WorkerLost], None],
@@ -37,7 +36,7 @@ class PhaseClock:
         self._decode = decode
         self._on_late = on_late
         self._written_s = clock.now_s()
-        self._timer = ProgressTimer(call_later, clock, self._expired)
+        self._timer = ProgressTimer(clock, self._expired)
         self._limits_s = {
             AttemptPhase.GRANTING: timeouts.grant_s,
             AttemptPhase.PREFILLING: timeouts.prefill_progress_s,

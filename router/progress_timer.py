@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from pdserve.clock import Clock
 
 LATE_S = 0.2  # a timer that fires so late tells that this process stood still
 GRACE_S = 1.0  # the most that it then waits on, for what came meanwhile to be read
-
-
-class CallLater(Protocol):
-    """How the router waits: the event loop's `call_later`."""
-
-    def __call__(self, delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle: ...
 
 
 class ProgressTimer:
@@ -26,8 +19,7 @@ class ProgressTimer:
     as it was late. Event-loop thread only.
     """
 
-    def __init__(self, call_later: CallLater, clock: Clock, on_expired: Callable[[], None]) -> None:
-        self._call_later = call_later
+    def __init__(self, clock: Clock, on_expired: Callable[[], None]) -> None:
         self._clock = clock
         self._on_expired = on_expired
         self._due_s: float | None = None
@@ -63,7 +55,7 @@ class ProgressTimer:
 
     def _arm(self, after_s: float) -> None:
         self._timer_due_s = self._clock.now_s() + after_s
-        self._timer = self._call_later(after_s, self._fired)
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._fired)
 
     def _fired(self) -> None:
         self._timer = None

@@ -18,7 +18,7 @@ def output(stalled: list[float] | None = None) -> Output:
     assert isinstance(loop, VirtualLoop)
     clock = loop.clock
     seen = stalled if stalled is not None else []
-    return Output(clock, loop.call_later, 3.0, lambda: seen.append(clock.now_s()))
+    return Output(clock, 3.0, lambda: seen.append(clock.now_s()))
 
 
 def tokens(first_index: int, *ids: int, choice: int = 0) -> Tokens:

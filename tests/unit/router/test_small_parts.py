@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from typing import Any
 
 import pytest
 
-from pdserve.clock import VirtualClock
 from pdserve.errors import Incompatible, InvalidRequest, UnknownModel
 from pdserve.messages import Role
 from pdserve.request import GenerateRequest, Limits, Resume, ResumeChoice
@@ -18,7 +17,8 @@ from router.liveness import Liveness
 from router.progress_timer import ProgressTimer
 from router.timings import AttemptTimes, ChoiceTimes, percentile
 from router.validation import check_model, check_prompt, resolve_max_tokens
-from tests.unit.router.scripted import hello, load
+from tests.support.virtual_loop import VirtualLoop
+from tests.unit.router.scripted import hello, load, virtual
 
 
 def test_percentiles_are_nearest_ranks() -> None:
@@ -180,41 +180,30 @@ def test_ids_outside_the_vocabulary_and_other_models_are_refused() -> None:
     check_model("", "m")
 
 
-class Loop:
-    """A loop's timers over a clock that a test turns; `late_s`: how long it stands still before it looks."""
+@virtual
+async def test_a_time_out_of_a_process_that_stood_still_waits_for_what_lies_unread() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    clock, expired = loop.clock, []
 
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.armed: list[tuple[float, Callable[[], None]]] = []
+    async def stand_still(for_s: float) -> None:
+        clock.advance(for_s)
+        await asyncio.sleep(0.001)
 
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> Any:
-        self.armed.append((self.clock.now_s() + delay, callback))
-        return None
-
-    def advance(self, by_s: float) -> None:
-        self.clock.advance(by_s)
-        due = [each for each in self.armed if each[0] <= self.clock.now_s()]
-        self.armed = [each for each in self.armed if each[0] > self.clock.now_s()]
-        for _, callback in due:
-            callback()
-
-
-def test_a_time_out_of_a_process_that_stood_still_waits_for_what_lies_unread() -> None:
-    loop, expired = Loop(), []
-    timer = ProgressTimer(loop.call_later, loop.clock, lambda: expired.append(loop.clock.now_s()))
+    timer = ProgressTimer(clock, lambda: expired.append(clock.now_s()))
     timer.restart(1.0)
-    loop.advance(1.05)
+    await stand_still(1.05)
     assert len(expired) == 1
     timer.restart(1.0)
-    loop.advance(1.6)  # 0.6 s late: as long again, once
+    await stand_still(1.6)  # 0.6 s late: as long again, once
     assert len(expired) == 1 and timer.active
-    loop.advance(0.65)
+    await stand_still(0.65)
     assert len(expired) == 2
     timer.restart(1.0)
-    loop.advance(2.0)
+    await stand_still(2.0)
     timer.restart(1.0)  # the news was there
-    loop.advance(0.9)
+    await stand_still(0.9)
     assert len(expired) == 2
-    loop.advance(5.0)
-    loop.advance(1.0)
+    await stand_still(5.0)
+    await stand_still(1.0)
     assert len(expired) == 3, "at most GRACE_S, and once"
