@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdserve.block_messages import BlockCounts
+from pdserve.figures import NOTHING_COUNTED, RouterFigures
 from pdserve.rpc.codec import compile_plan
 from pdserve.rpc.v1 import inference_pb2 as pb
 
@@ -101,6 +102,7 @@ class ClusterStatus:
     pairs: tuple[PairStatus, ...]
     queue: QueueStatus
     placements: tuple[PlacementStatus, ...] = ()
+    figures: RouterFigures = NOTHING_COUNTED
 
 
 MODEL_INFO = compile_plan(ModelInfo, pb.GetModelResponse)

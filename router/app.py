@@ -334,9 +334,10 @@ class RouterApp:
 
     def status(self, *, explain: bool = False) -> ClusterStatus:
         """Workers, pairs and the queue as they are now. explain: also why requests went where they went, or wait."""
+        now_s = self._clock.now_s()
         placements: tuple[PlacementStatus, ...] = ()
         if explain:
-            placements = read_placements(self.explanations, self.admission, self._clock.now_s())
+            placements = read_placements(self.explanations, self.admission, now_s)
         return read_status(
             self.id,
             self.fleet,
@@ -344,6 +345,7 @@ class RouterApp:
             self._config.router.max_queued_requests,
             len(self._conductors),
             placements,
+            self.metrics.figures(now_s),
         )
 
     # --- readiness and drain

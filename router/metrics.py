@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pdserve.errors import Code
+from pdserve.figures import RouterFigures, Spread
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _COMPILE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+# What a client has caused itself.
+_CLIENTS = {
+    "OK",
+    *(each.value for each in (Code.CANCELLED, Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.UNAUTHENTICATED)),
+}
 
 
 class RouterMetrics:
@@ -95,3 +107,39 @@ class RouterMetrics:
     def count_unknown(self, channel: str, what: str) -> None:
         """One more message of a later version."""
         self.unknown_messages.labels(channel=channel, what=what).inc()
+
+    def figures(self, now_s: float) -> RouterFigures:
+        """What has been counted until now, for GetStatus."""
+        ended = {labels["status"]: round(value) for labels, value in _samples(self.requests, "_total")}
+        refused = ended.get(Code.RESOURCE_EXHAUSTED.value, 0)
+        return RouterFigures(
+            at_s=now_s,
+            num_requests_ended=sum(ended.values()),
+            num_requests_refused=refused,
+            num_requests_failed=sum(num for status, num in ended.items() if status not in _CLIENTS) - refused,
+            num_prompt_tokens=_count(self.prompt_tokens),
+            num_cached_tokens=_count(self.cached_tokens),
+            num_completion_tokens=_count(self.tokens),
+            num_kv_bytes=_count(self.kv_bytes),
+            kv_transfer_s=next(value for _, value in _samples(self.kv_transfer_s, "_total")),
+            ttft=_spread(self.ttft_s),
+            gap=_spread(self.itl_s),
+            queued=_spread(self.queue_s),
+        )
+
+
+def _samples(metric: Counter | Histogram, ending: str) -> Iterator[tuple[dict[str, str], float]]:
+    for family in metric.collect():
+        for sample in family.samples:
+            if sample.name.endswith(ending):
+                yield sample.labels, sample.value
+
+
+def _count(counter: Counter) -> int:
+    return sum(round(value) for _, value in _samples(counter, "_total"))
+
+
+def _spread(histogram: Histogram) -> Spread:
+    buckets = [(float(labels["le"]), round(value)) for labels, value in _samples(histogram, "_bucket")]
+    counts = [after - before for before, after in itertools.pairwise((0, *(count for _, count in buckets)))]
+    return Spread(tuple(bound for bound, _ in buckets if bound < math.inf), tuple(counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdserve.block_messages import BlockCounts
+from pdserve.figures import RouterFigures
 from pdserve.status import (
     CandidateStatus,
     ClusterStatus,
@@ -25,7 +26,8 @@ def read_status(
     admission: Admission,
     limit: int,
     num_requests: int,
-    placements: tuple[PlacementStatus, ...] = (),
+    placements: tuple[PlacementStatus, ...],
+    figures: RouterFigures,
 ) -> ClusterStatus:
     """As it is now. num_requests: accepted and not ended."""
     pairs = tuple(
@@ -51,6 +53,7 @@ def read_status(
             limit=limit,
         ),
         placements=placements,
+        figures=figures,
     )
 
 

@@ -62,6 +62,7 @@ _COMMANDS = {
     "generate": _Command("pdserve.cli.generate", "one answer from a running cluster"),
     "chat": _Command("pdserve.cli.chat", "a conversation in the terminal"),
     "status": _Command("pdserve.cli.status", "workers, blocks, queue and pairs of a running cluster"),
+    "top": _Command("pdserve.cli.top", "a running cluster, live: rates, percentiles, workers, pairs"),
     "role": _Command("pdserve.cli.role", "give a running worker another role"),
     "drain": _Command("pdserve.cli.drain", "let a running worker serve what it has, and end"),
     "model": _Command("pdserve.cli.model", "what is in a model folder or file"),

@@ -7,11 +7,10 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from pdserve.cli.cluster_tables import BLOCK_STATES, headline, pairs_table, workers_table
 from pdserve.cli.target import add_target, open_client
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pdserve.status import ClusterStatus, PlacementStatus, WorkerStatus
 
 DESCRIPTION = """\
@@ -19,7 +18,6 @@ Prints the workers (role, id, epoch, state, load, KV blocks by state, prefix cac
 pairs with their transport. At rest no block is granted, owned or quarantined. With --explain also, for the last
 requests and for those that wait: each pair that was looked at, what it would have cost, and why it fell or won.
 """
-_BLOCK_STATES = ("free", "granted", "owned", "cached", "quarantined")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +69,7 @@ def to_json(status: ClusterStatus) -> dict[str, Any]:
 
 
 def _worker_to_json(worker: WorkerStatus) -> dict[str, Any]:
-    blocks = {state: getattr(worker.blocks, state) for state in _BLOCK_STATES}
+    blocks = {state: getattr(worker.blocks, state) for state in BLOCK_STATES}
     return {
         "id": worker.id,
         "role": worker.role,
@@ -135,51 +133,6 @@ def _print_tables(status: ClusterStatus) -> None:
 
     # Without a terminal the width is unknown: don't fold a table into 80 columns for grep.
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    draining = " (draining)" if status.draining else ""
-    queue = status.queue
-    console.print(
-        f"router {status.router_id}{draining}: {queue.num_running} running, "
-        f"{queue.num_waiting} of at most {queue.limit} waiting ({queue.num_waiting_tokens} tokens)",
-        markup=False,
-    )
-    console.print(_workers_table(status) if status.workers else "no workers have joined")
-    console.print(_pairs_table(status) if status.pairs else "no pairs")
-
-
-def _workers_table(status: ClusterStatus) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title="workers", title_justify="left")
-    for heading in ("role", "id", "state", "epoch"):
-        table.add_column(heading)
-    for heading in ("running", "waiting", "queued tok", *_BLOCK_STATES, "cache hits"):
-        table.add_column(heading, justify="right")
-    for worker in status.workers:
-        load = (worker.num_running, worker.num_waiting, worker.num_queued_tokens)
-        blocks = [getattr(worker.blocks, state) for state in _BLOCK_STATES]
-        row = [worker.role, worker.id, worker.state, worker.epoch, *load, *blocks, _hits(worker)]
-        table.add_row(*[Text(str(cell)) for cell in row])
-    return table
-
-
-def _pairs_table(status: ClusterStatus) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title="pairs", title_justify="left")
-    for heading in ("prefill", "decode", "state", "transport"):
-        table.add_column(heading)
-    for pair in status.pairs:
-        state = "up" if pair.up else f"down: {pair.reason}"
-        table.add_row(
-            *[Text(cell) for cell in (pair.prefill_worker, pair.decode_worker, state, pair.transport)]
-        )
-    return table
-
-
-def _hits(worker: WorkerStatus) -> str:
-    if not worker.num_cache_query_tokens:
-        return "–"
-    share = worker.num_cache_hit_tokens / worker.num_cache_query_tokens
-    return f"{worker.num_cache_hit_tokens} tok ({share:.0%})"
+    console.print(headline(status), markup=False)
+    console.print(workers_table(status) if status.workers else "no workers have joined")
+    console.print(pairs_table(status) if status.pairs else "no pairs")

@@ -1066,6 +1066,7 @@ class GetStatusResponse(_message.Message):
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     draining: _builtins.bool
     @_builtins.property
@@ -1078,6 +1079,8 @@ class GetStatusResponse(_message.Message):
     def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Placement]:
         """with `explain`: the latest ones, oldest first, then those that wait"""
 
+    @_builtins.property
+    def figures(self) -> Global___RouterFigures: ...
     def __init__(
         self,
         *,
@@ -1087,14 +1090,104 @@ class GetStatusResponse(_message.Message):
         router_id: _builtins.str = ...,
         draining: _builtins.bool = ...,
         placements: _abc.Iterable[Global___Placement] | None = ...,
+        figures: Global___RouterFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "pairs", b"pairs", "placements", b"placements", "queue", b"queue", "router_id", b"router_id", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "figures", b"figures", "pairs", b"pairs", "placements", b"placements", "queue", b"queue", "router_id", b"router_id", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class RouterFigures(_message.Message):
+    """Counted since the router began; who asks twice and subtracts knows what happened between."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_S_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_ENDED_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_REFUSED_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FAILED_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_KV_BYTES_FIELD_NUMBER: _builtins.int
+    KV_TRANSFER_S_FIELD_NUMBER: _builtins.int
+    TTFT_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    at_s: _builtins.float
+    """on the router's monotonic clock"""
+    num_requests_ended: _builtins.int
+    num_requests_refused: _builtins.int
+    """of these: by RESOURCE_EXHAUSTED"""
+    num_requests_failed: _builtins.int
+    """of these: by another error that isn't the client's"""
+    num_prompt_tokens: _builtins.int
+    num_cached_tokens: _builtins.int
+    num_completion_tokens: _builtins.int
+    num_kv_bytes: _builtins.int
+    kv_transfer_s: _builtins.float
+    """in which these arrived"""
+    @_builtins.property
+    def ttft(self) -> Global___Spread: ...
+    @_builtins.property
+    def gap(self) -> Global___Spread:
+        """between two tokens"""
+
+    @_builtins.property
+    def queued(self) -> Global___Spread: ...
+    def __init__(
+        self,
+        *,
+        at_s: _builtins.float = ...,
+        num_requests_ended: _builtins.int = ...,
+        num_requests_refused: _builtins.int = ...,
+        num_requests_failed: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+        num_completion_tokens: _builtins.int = ...,
+        num_kv_bytes: _builtins.int = ...,
+        kv_transfer_s: _builtins.float = ...,
+        ttft: Global___Spread | None = ...,
+        gap: Global___Spread | None = ...,
+        queued: Global___Spread | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gap", b"gap", "queued", b"queued", "ttft", b"ttft"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "gap", b"gap", "kv_transfer_s", b"kv_transfer_s", "num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_kv_bytes", b"num_kv_bytes", "num_prompt_tokens", b"num_prompt_tokens", "num_requests_ended", b"num_requests_ended", "num_requests_failed", b"num_requests_failed", "num_requests_refused", b"num_requests_refused", "queued", b"queued", "ttft", b"ttft"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterFigures: _TypeAlias = RouterFigures  # noqa: Y015
+
+@_typing.final
+class Spread(_message.Message):
+    """A histogram: counts[i] values are above bounds_s[i - 1] and at most bounds_s[i], the last count's are above all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOUNDS_S_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def bounds_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        bounds_s: _abc.Iterable[_builtins.float] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bounds_s", b"bounds_s", "counts", b"counts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Spread: _TypeAlias = Spread  # noqa: Y015
 
 @_typing.final
 class Placement(_message.Message):

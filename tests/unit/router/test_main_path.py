@@ -46,6 +46,35 @@ async def test_a_request_goes_through_the_pair_and_streams_every_token_once() ->
         assert finished.kv_bytes == 640 and finished.transport == "stream"
         assert finished.usage.num_prompt_tokens == 5 and finished.usage.num_completion_tokens == 4
         assert not d.got(Abort) and not p.got(Abort)
+        counted = cluster.app.status().figures
+        assert (counted.num_requests_ended, counted.num_requests_refused, counted.num_requests_failed) == (
+            1,
+            0,
+            0,
+        )
+        assert (counted.num_prompt_tokens, counted.num_completion_tokens, counted.num_kv_bytes) == (5, 4, 640)
+        assert [sum(spread.counts) for spread in (counted.ttft, counted.gap, counted.queued)] == [1, 3, 1]
+
+
+@virtual
+async def test_requests_that_end_badly_are_counted_by_whose_doing_it_was() -> None:
+    async with Cluster() as cluster:
+        metrics = cluster.app.metrics
+        for status in (
+            "OK",
+            "CANCELLED",
+            "INVALID_ARGUMENT",
+            "RESOURCE_EXHAUSTED",
+            "UNAVAILABLE",
+            "INTERNAL",
+        ):
+            metrics.requests.labels(status=status).inc()
+        counted = cluster.app.status().figures
+        assert (counted.num_requests_ended, counted.num_requests_refused, counted.num_requests_failed) == (
+            6,
+            1,
+            2,
+        )
 
 
 @virtual
