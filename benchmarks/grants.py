@@ -34,7 +34,7 @@ import structlog
 
 from deploy.demo.cluster import DemoCluster
 from pdserve.client import AsyncClient
-from pdserve.clock import Clock, SystemClock, VirtualClock
+from pdserve.clock import Clock, SystemClock
 from pdserve.engine.port import Row
 from pdserve.messages import Role
 from pdserve.request import Event, Finished, GenerateRequest, Tokens
@@ -43,6 +43,7 @@ from pdserve.sampling import SamplingParams
 from pdserve.service.config import Config
 from tests.simulation.cluster import Delays, SimCluster, SimWorker
 from tests.simulation.observer import Observer, Unobserved
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import run_virtual
 
 JOIN_S = 2.0

@@ -21,7 +21,7 @@ from pathlib import Path
 from pdserve import modelstore
 from pdserve.clock import SystemClock
 from pdserve.errors import PdserveError
-from pdserve.modelstore.facts import read_facts
+from pdserve.modelstore.model_facts import read_facts
 
 CLOCK = SystemClock()
 _MEASURE = "--measure"  # in the child

@@ -28,7 +28,7 @@ from typing import TypeVar
 import structlog
 
 from kv_transfer import messages
-from kv_transfer.facts import LinkFacts
+from kv_transfer.link_facts import LinkFacts
 from kv_transfer.owner import TransferOwner
 from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import SystemClock
@@ -128,7 +128,7 @@ def _send(pipe: Connection, transport: str, layout: KvLayout, folder: Path, deco
         before_s = _cpu_s()
         end.owner.handle(messages.OpenLease(lease_id, D, len(blocks), 0))
         end.owner.handle(messages.Offer(lease_id, len(blocks), tuple(blocks)))
-        end.owner.handle(messages.Commit(lease_id, 7, None))
+        end.owner.handle(messages.CommitLease(lease_id, 7, None))
         closed = end.until(messages.LeaseClosed)
         assert closed.error is None, closed
         pipe.send(_cpu_s() - before_s)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from decode_worker.attempt import DecodeAttempt
 from kv_transfer.messages import HandedOff
 from pdserve.engine.events import Sampled
-from pdserve.messages import Finished, Started, StepTokens
+from pdserve.messages import DecodeStarted, SequenceFinished, StepTokens
 from pdserve.sampling import FinishReason
 
 
-def started_by_hand_off(attempt: DecodeAttempt, handed_off: HandedOff) -> Started:
+def started_by_hand_off(attempt: DecodeAttempt, handed_off: HandedOff) -> DecodeStarted:
     """The verdict on a hand-off that happened."""
-    return Started(
+    return DecodeStarted(
         handle=attempt.handle,
         first_token=handed_off.first_token,
         logprobs=handed_off.logprobs,
@@ -24,9 +24,9 @@ def started_by_hand_off(attempt: DecodeAttempt, handed_off: HandedOff) -> Starte
     )
 
 
-def started_here(attempt: DecodeAttempt, sampled: Sampled) -> Started:
+def started_here(attempt: DecodeAttempt, sampled: Sampled) -> DecodeStarted:
     """A prompt that was prefilled on this worker has its first token."""
-    return Started(
+    return DecodeStarted(
         handle=attempt.handle,
         first_token=sampled.token_id,
         logprobs=sampled.logprobs,
@@ -44,9 +44,9 @@ def step_tokens(attempt: DecodeAttempt, sampled: Sampled) -> StepTokens:
     return StepTokens(attempt.handle, len(seq.ids) - 1, (sampled.token_id,), logprobs, seq.energy.decode_j)
 
 
-def finished(attempt: DecodeAttempt, reason: FinishReason) -> Finished:
+def finished(attempt: DecodeAttempt, reason: FinishReason) -> SequenceFinished:
     """The normal end."""
-    return Finished(
+    return SequenceFinished(
         handle=attempt.handle,
         reason=reason,
         num_tokens=len(attempt.seq.ids),

@@ -1,12 +1,12 @@
 """The decode worker's engine owner: grants, waiting list, intake of handed-off KV, continuous batching, tokens.
 
-    StartDecode ─► waiting ─► granted ─► pulled ─► HandedOff ─► runs ─► Finished
+    StartDecode ─► waiting ─► granted ─► pulled ─► HandedOff ─► runs ─► SequenceFinished
                       │          └── ended by anyone    ─► Retired ─► blocks free
                       └── without a source: prefilled here ─► runs
 
 The role `both` is this core over an engine without a bound on prefill tokens in a step. A synchronous class: a driver
-calls `handle` and `step` on the engine thread. Every grant is answered exactly once, with Started or Failed, unless
-its router asked for the end or is gone.
+calls `handle` and `step` on the engine thread. Every grant is answered exactly once, with DecodeStarted or Failed,
+unless its router asked for the end or is gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from decode_worker.answers import finished, started_by_hand_off, started_here, s
 from decode_worker.attempt import DecodeAttempt, DecodeState
 from decode_worker.grant_queue import GrantQueue
 from decode_worker.grants import Grant, Grants
-from kv_transfer.messages import HandedOff, PullProgress, Released, Retired
+from kv_transfer.messages import HandedOff, LeaseReleased, PullProgress, Retired
 from pdserve.engine.events import (
     ChunkDone,
     EngineEvent,
@@ -86,7 +86,7 @@ class DecodeCore:
                 self._on_handed_off(message)
             case Retired():
                 self._on_retired(message)
-            case Released(lease_id):
+            case LeaseReleased(lease_id):
                 self._grants.release_quarantined(lease_id)
             case BeginDrain():
                 self._desk.handle(message)

@@ -2,7 +2,7 @@
 
     give ─► GRANTED ──HandedOff──► adopted (OWNED)
                │
-               └── end ─► Retired ─► FREE, or QUARANTINED ─► Released ─► FREE
+               └── end ─► Retired ─► FREE, or QUARANTINED ─► LeaseReleased ─► FREE
 
 The transfer owner alone writes GRANTED blocks; they leave that state only when it has said HandedOff or Retired.
 """

@@ -9,7 +9,8 @@ worker's engine; the others are frames):
         |-- [Offer 2 blocks] ->|---- READY{lease, upto 2} ---------->|                                |
         |  next chunk runs     |<--- PULL{pieces of blocks 0, 1} ----|
         |                      |---- DATA, raw bytes, xxh3 --------->| into D's pool, bitmap, [PullProgress]
-        |-- [Offer, Commit] -->|---- READY, COMMIT{3 blocks} ------->|
+        |-- [Offer 1 block] -->|---- READY{lease, upto 3} ---------->|
+        |-- [CommitLease] ---->|---- COMMIT{3 blocks} -------------->|
         |                      |<--- PULL, DATA -------------------->|
         |                      |<--- ACK ----------------------------| each block written exactly once
         |<- [LeaseClosed] -----|---- CONFIRM ----------------------->| P held every block without a break
@@ -23,13 +24,13 @@ confirmed, and D never runs on blocks that P has given to somebody else.
 Where things are:
 
     owner.py            TransferOwner: all links of one worker; the Owner that a driver runs
-    orders.py           which links P's routers want; when to dial again
+    wanted_links.py     which links P's routers want; when to dial again
     link.py             one link, both ends: handshake -> up -> down; keepalive
-    handshake.py        HELLO, PROOF; facts.py: what must be equal
+    handshake.py        HELLO, PROOF; link_facts.py: what must be equal
     sender.py           P's end of the leases of a link
-    receiver.py         D's end; intake.py: how the bytes come; early.py: frames that overtook the engine
-    lease.py            the state of one lease; lease_table.py: the live ones and the ended ids; cut.py: pieces
-    stuck.py            the one log line of a lease that doesn't move
+    receiver.py         D's end; intake.py: how the bytes come; early_frames.py: those that overtook the engine
+    lease.py            the state of one lease; lease_table.py: the live ones and the ended ids; pieces.py
+    stuck_lease.py      the one log line of a lease that doesn't move
     frames.py           all frames, and what their fields may hold
     framing.py          header, msgpack body, checksum
     messages.py         what engine, loop and transfer owner say to each other

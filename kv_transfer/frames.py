@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Self, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from kv_transfer.facts import LinkFacts
+from kv_transfer.link_facts import LinkFacts
 from pdserve.errors import Failure
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.sampling import TokenLogprobs
@@ -83,7 +83,7 @@ class _Frame(Struct, frozen=True, rename=_WIRE_NAMES):
 # --- the link itself
 
 
-class Hello(_Frame, frozen=True, kw_only=True):
+class LinkHello(_Frame, frozen=True, kw_only=True):
     """Who speaks, whom it means, and what must fit (LinkFacts). secret: whether the speaker has a cluster secret."""
 
     kind: ClassVar[Kind] = Kind.HELLO
@@ -251,7 +251,7 @@ class Released(_OfLease, frozen=True):
     kind: ClassVar[Kind] = Kind.RELEASED
 
 
-class Stale(_OfLease, frozen=True):
+class StaleLease(_OfLease, frozen=True):
     """A frame of kind `of` named a lease (or a generation) that isn't live here. Never answered itself."""
 
     kind: ClassVar[Kind] = Kind.STALE
@@ -305,7 +305,7 @@ class Fail(_GivenUp, frozen=True):
 
 
 Frame = (
-    Hello
+    LinkHello
     | Proof
     | Bye
     | Ping
@@ -319,7 +319,7 @@ Frame = (
     | Released
     | Withdraw
     | Fail
-    | Stale
+    | StaleLease
     | Memory
     | Mapped
 )

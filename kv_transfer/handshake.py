@@ -18,8 +18,8 @@ import hashlib
 import hmac
 from enum import Enum
 
-from kv_transfer.facts import LinkFacts, agree, common_checksum, common_transports, misfit
-from kv_transfer.frames import NONCE_BYTES, PROOF_BYTES, Hello, Proof
+from kv_transfer.frames import NONCE_BYTES, PROOF_BYTES, LinkHello, Proof
+from kv_transfer.link_facts import LinkFacts, agree, common_checksum, common_transports, misfit
 from pdserve.errors import Stale
 from pdserve.ids import Random, WorkerRef
 
@@ -52,7 +52,7 @@ class Handshake:
         random: Random,
     ) -> None:
         self.side = side
-        self.theirs: Hello | None = None
+        self.theirs: LinkHello | None = None
         self.wire = facts.wire
         self.checksum: str | None = None
         self.transports: tuple[str, ...] = ()
@@ -66,9 +66,9 @@ class Handshake:
     def _other(self) -> Side:
         return Side.DECODE if self.side is Side.PREFILL else Side.PREFILL
 
-    def hello(self, receiver: WorkerRef, generation: int) -> Hello:
+    def hello(self, receiver: WorkerRef, generation: int) -> LinkHello:
         """What this side says first."""
-        return Hello.of(
+        return LinkHello.of(
             self._me,
             receiver,
             self.facts,
@@ -78,7 +78,7 @@ class Handshake:
             secret=self._secret is not None,
         )
 
-    def accept_hello(self, hello: Hello, *, expected: WorkerRef | None) -> None:
+    def accept_hello(self, hello: LinkHello, *, expected: WorkerRef | None) -> None:
         """Check the other's HELLO. expected: whom P dialled; None at D.
 
         Raises Stale (another incarnation is meant, or answered) or Incompatible (the field and both values).

@@ -13,10 +13,10 @@ from typing import Protocol
 
 import structlog
 
-from kv_transfer.cut import Cut
 from kv_transfer.frames import MAX_PULLED_PIECES, Data, Frame, Pull, PulledPiece
 from kv_transfer.lease import ASKED, UNASKED, WRITTEN, ReceiveLease
 from kv_transfer.metrics import TransferMetrics, count
+from kv_transfer.pieces import BlockPieces
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, InvariantViolated, KvCorrupt
 from pdserve.ids import WorkerRef
@@ -62,12 +62,12 @@ class Intake:
         *,
         port: IntakePort,
         pool: KvMemory,
-        cut: Cut,
+        pieces: BlockPieces,
         window_bytes: int,
         clock: Clock,
         metrics: TransferMetrics,
     ) -> None:
-        self.cut = cut
+        self.pieces = pieces
         self._port = port
         self._pool = pool
         self._window_bytes = window_bytes
@@ -111,7 +111,7 @@ class Intake:
         num_asked = 0
         while num_asked < MAX_PULLED_PIECES and (found := self._next()) is not None:
             lease, piece = found
-            block, offset, num_bytes = self.cut.span(piece)
+            block, offset, num_bytes = self.pieces.span(piece)
             tag = self._ask(lease, piece, self._place_of(lease, block, offset, num_bytes))
             pulled = PulledPiece(tag, lease.num_skip + block, offset, num_bytes)
             asked.setdefault(lease.lease_id, []).append(pulled)
@@ -125,12 +125,12 @@ class Intake:
     def _read(self) -> list[ReceiveLease]:
         """In three loops: copies between them would push the bookkeeping out of the CPU's caches each time."""
         asked: list[tuple[int, int, ByteSpan]] = []
-        left_bytes = self.cut.piece_bytes
-        while left_bytes >= self.cut.largest and (found := self._next()) is not None:
+        left_bytes = self.pieces.piece_bytes
+        while left_bytes >= self.pieces.largest and (found := self._next()) is not None:
             lease, piece = found
-            block, offset, num_bytes = self.cut.span(piece)
+            block, offset, num_bytes = self.pieces.span(piece)
             into = self._place_of(lease, block, offset, num_bytes)
-            start = lease.remote_ids[block] * self.cut.block_bytes + offset
+            start = lease.remote_ids[block] * self.pieces.block_bytes + offset
             asked.append((self._ask(lease, piece, into), start, into))
             left_bytes -= num_bytes
         done = [tag for tag, start, into in asked if self._port.read_remote(tag, start, into)]
@@ -149,18 +149,18 @@ class Intake:
         return None
 
     def _place_of(self, lease: ReceiveLease, block: int, offset: int, num_bytes: int) -> ByteSpan:
-        return ByteSpan(lease.block_ids[block] * self.cut.block_bytes + offset, num_bytes)
+        return ByteSpan(lease.block_ids[block] * self.pieces.block_bytes + offset, num_bytes)
 
     def _has_room(self) -> bool:
         if len(self._asked) >= _MAX_OUTSTANDING:
             return False
-        return self._asked_bytes == 0 or self._asked_bytes + self.cut.largest <= self._window_bytes
+        return self._asked_bytes == 0 or self._asked_bytes + self.pieces.largest <= self._window_bytes
 
     def _next_piece(self, lease: ReceiveLease) -> int | None:
         """Of this lease: first those that came wrong, then the next one offered."""
         if lease.again:
             return lease.again.popleft()
-        num_offered = (lease.upto - lease.num_skip) * self.cut.pieces_per_block
+        num_offered = (lease.upto - lease.num_skip) * self.pieces.pieces_per_block
         if lease.next_piece >= num_offered:
             return None
         lease.next_piece += 1
@@ -190,8 +190,8 @@ class Intake:
         asked = self._asked.get(data.tag)
         if asked is None or asked.lease.lease_id != data.lease_id:
             self._arriving = None
-            if num_bytes > self.cut.largest:
-                raise _wrong_size(want=self.cut.largest, got=num_bytes)
+            if num_bytes > self.pieces.largest:
+                raise _wrong_size(want=self.pieces.largest, got=num_bytes)
             return None
         if asked.into.num_bytes != num_bytes:
             raise _wrong_size(want=asked.into.num_bytes, got=num_bytes)
@@ -259,7 +259,7 @@ class Intake:
         lease.last_data_s = lease.progress_s = self._clock.now_s()
         self._metrics.received_bytes += asked.into.num_bytes
         self._metrics.received_pieces += 1
-        block = asked.piece // self.cut.pieces_per_block
+        block = asked.piece // self.pieces.pieces_per_block
         lease.blocks_left[block] -= 1
         if lease.blocks_left[block] == 0:
             lease.num_full_blocks += 1

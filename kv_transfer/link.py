@@ -14,10 +14,10 @@ from typing import Protocol
 
 import structlog
 
-from kv_transfer.facts import STREAM, breaks_determinism
-from kv_transfer.frames import Bye, Data, Frame, Hello, Mapped, Memory, Ping, Pong, Proof, Stale
+from kv_transfer.frames import Bye, Data, Frame, LinkHello, Mapped, Memory, Ping, Pong, Proof, StaleLease
 from kv_transfer.framing import encode
 from kv_transfer.handshake import Handshake, Side
+from kv_transfer.link_facts import STREAM, breaks_determinism
 from kv_transfer.metrics import TransferMetrics, count
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
@@ -33,7 +33,7 @@ from pdserve.service.config import TimeoutsConfig
 log = structlog.get_logger()
 
 
-class Phase(Enum):
+class LinkPhase(Enum):
     """Where a link is in its life."""
 
     HELLO = "hello"
@@ -80,7 +80,7 @@ class Link:
         block_bytes: int,
         strict: bool,
     ) -> None:
-        self.phase = Phase.HELLO
+        self.phase = LinkPhase.HELLO
         self.generation = generation
         self.side: Sender | Receiver | None = None
         self._channel = channel
@@ -157,7 +157,7 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        return self.phase is Phase.UP
+        return self.phase is LinkPhase.UP
 
     @property
     def num_leases(self) -> int:
@@ -171,7 +171,7 @@ class Link:
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; a link that is down swallows it."""
-        if self.phase is not Phase.DOWN:
+        if self.phase is not LinkPhase.DOWN:
             self._send(frame)
 
     def send_piece(self, frame: Data, span: ByteSpan) -> None:
@@ -222,40 +222,40 @@ class Link:
                 self.send(Pong())
             case Pong():
                 pass
-            case Hello() | Proof() | Memory() | Mapped():
+            case LinkHello() | Proof() | Memory() | Mapped():
                 self._on_handshake(frame)
             case _ if self.side is None:
                 raise InvalidRequest("a frame before the handshake's end", field="kind", got=frame.kind.name)
             case _ if generation != self.generation:
                 count(self._metrics.stale, self.peer_name)
-                if not isinstance(frame, Stale):
-                    self.send(Stale(frame.lease_id, frame.kind))
+                if not isinstance(frame, StaleLease):
+                    self.send(StaleLease(frame.lease_id, frame.kind))
             case _:
                 self.side.on_frame(frame)
 
-    def _on_handshake(self, frame: Hello | Proof | Memory | Mapped) -> None:
+    def _on_handshake(self, frame: LinkHello | Proof | Memory | Mapped) -> None:
         match frame, self.phase, self.my_side:
-            case Hello(), Phase.HELLO, _:
+            case LinkHello(), LinkPhase.HELLO, _:
                 self._on_hello(frame)
-            case Proof(), Phase.PROOF, _:
+            case Proof(), LinkPhase.PROOF, _:
                 self._on_proof(frame)
-            case Memory(), Phase.SHARING, Side.DECODE:
+            case Memory(), LinkPhase.SHARING, Side.DECODE:
                 self._on_memory()
-            case Mapped(), Phase.SHARING, Side.PREFILL:
+            case Mapped(), LinkPhase.SHARING, Side.PREFILL:
                 self._settle(frame.reason)
-            case Proof(), Phase.SHARING | Phase.UP, _:
+            case Proof(), LinkPhase.SHARING | LinkPhase.UP, _:
                 pass  # once more
-            case ((Memory() | Mapped()), Phase.UP, _):
+            case ((Memory() | Mapped()), LinkPhase.UP, _):
                 pass
             case _ if frame != self._handshake.theirs:
                 raise InvalidRequest("out of the handshake's order", field="kind", got=frame.kind.name)
 
-    def _on_hello(self, hello: Hello) -> None:
+    def _on_hello(self, hello: LinkHello) -> None:
         handshake = self._handshake
         if handshake.side is Side.DECODE:
             self.generation = hello.generation
         handshake.accept_hello(hello, expected=self._dialled)
-        self.phase = Phase.PROOF
+        self.phase = LinkPhase.PROOF
         if handshake.side is Side.DECODE:
             self._send(handshake.hello(hello.sender, self.generation))
         elif hello.generation != self.generation:
@@ -270,7 +270,7 @@ class Link:
             self._send(self._handshake.proof())
         transports, sharing = self._handshake.transports, self._channel.sharing
         if transports[:1] == (MEMFD,) and sharing is not None:
-            self.phase = Phase.SHARING
+            self.phase = LinkPhase.SHARING
             if self.my_side is Side.DECODE:
                 sharing.expect_memory()
             else:
@@ -309,7 +309,7 @@ class Link:
 
     def _go_up(self) -> None:
         self.side = self._keeper.make_side(self)
-        self.phase = Phase.UP
+        self.phase = LinkPhase.UP
         self._metrics.links_opened += 1
         theirs = self._handshake.theirs
         assert theirs is not None
@@ -345,7 +345,7 @@ class Link:
                 count(self._metrics.malformed, self.peer_name if is_proven else "unknown")
             self.end(error)
             return False
-        if self.phase is Phase.DOWN:
+        if self.phase is LinkPhase.DOWN:
             return False
         if not more and self._channel.closed_reason is not None:
             self._end(WorkerLost("the link broke", peer=self.peer_name, reason=self._channel.closed_reason))
@@ -356,7 +356,7 @@ class Link:
     @property
     def is_finished(self) -> bool:
         """Down, and nothing of it touches memory any more: it needs no more turns."""
-        return self.phase is Phase.DOWN and self._channel.is_idle and not self.num_leases
+        return self.phase is LinkPhase.DOWN and self._channel.is_idle and not self.num_leases
 
     def finish(self) -> None:
         """A turn of a link that is down: what it couldn't take back releases its blocks when it is over."""
@@ -368,7 +368,7 @@ class Link:
         """Keepalive and time-outs; returns the moment of the next look that is due."""
         if self._channel.received_bytes != self._heard_bytes:
             self._heard_bytes = self._channel.received_bytes
-            if self.phase is Phase.UP:
+            if self.phase is LinkPhase.UP:
                 self._heard_s = now_s
         silent_s = self._heard_s + self._timeouts.link_s
         if now_s >= silent_s:
@@ -390,7 +390,7 @@ class Link:
 
     def end(self, error: PdserveError) -> None:
         """This side ends the link, and says why. Idempotent."""
-        if self.phase is not Phase.DOWN:
+        if self.phase is not LinkPhase.DOWN:
             self._send(Bye.of(errors.to_failure(error)))
             self._end(error)
 
@@ -401,10 +401,10 @@ class Link:
         return LinkLost("the link ended", peer=self.peer_name, reason=str(error), generation=self.generation)
 
     def _end(self, error: PdserveError) -> None:
-        if self.phase is Phase.DOWN:
+        if self.phase is LinkPhase.DOWN:
             return
-        was_up = self.phase is Phase.UP
-        self.phase = Phase.DOWN
+        was_up = self.phase is LinkPhase.UP
+        self.phase = LinkPhase.DOWN
         self._channel.close(str(error))
         if self.side is not None:
             self.side.on_link_end(self._lost(error))

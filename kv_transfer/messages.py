@@ -85,7 +85,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitLease:
     """All blocks are offered and the first token is sampled."""
 
     lease_id: int
@@ -94,7 +94,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class WithdrawLease:
     """The prefill worker gives the lease up; D is told; answered by LeaseClosed, unless that is on its way already."""
 
     lease_id: int
@@ -175,7 +175,7 @@ class HandedOff:
 class Retired:
     """The lease ended without a hand-off; nothing will be written into its blocks any more.
 
-    quarantine: a device copy or one-sided read may still touch them; `Released` follows.
+    quarantine: a device copy or one-sided read may still touch them; `LeaseReleased` follows.
     """
 
     lease_id: int
@@ -184,7 +184,7 @@ class Retired:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class LeaseReleased:
     """The quarantined blocks of this lease are safe now (either worker)."""
 
     lease_id: int

@@ -11,17 +11,17 @@ from collections import deque
 import structlog
 
 from kv_transfer import messages
-from kv_transfer.cut import Cut
-from kv_transfer.facts import LinkFacts
 from kv_transfer.frames import MAX_PIECE_BYTES
 from kv_transfer.handshake import Handshake, Side
 from kv_transfer.intake import Intake
-from kv_transfer.link import Link, Phase
+from kv_transfer.link import Link, LinkPhase
+from kv_transfer.link_facts import LinkFacts
 from kv_transfer.metrics import TransferMetrics
-from kv_transfer.orders import Order, Orders
+from kv_transfer.pieces import BlockPieces
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.transports.port import Channel, Network
+from kv_transfer.wanted_links import WantedLink, WantedLinks
 from pdserve.clock import Clock
 from pdserve.engine.layout import KvLayout
 from pdserve.errors import (
@@ -75,7 +75,7 @@ class TransferOwner:
         self._facts = facts
         self._pool = pool
         self._layout = layout
-        self._cut = Cut(layout.block_bytes, min(config.piece_bytes, MAX_PIECE_BYTES))
+        self._pieces = BlockPieces(layout.block_bytes, min(config.piece_bytes, MAX_PIECE_BYTES))
         self._window_bytes = config.pull_window_bytes
         self._strict = config.strict
         self._network = network
@@ -86,7 +86,7 @@ class TransferOwner:
         self._to_loop = to_loop
         self._secret = secret
         self._max_links = max_links
-        self._orders = Orders(max_links=max_links, random=random)
+        self._wanted = WantedLinks(max_links=max_links, random=random)
         self._links: deque[Link] = deque()
         self._to_prefill: dict[str, Link] = {}
         self._ended: dict[WorkerRef, int] = {}  # generation of the last link to each, the latest end last
@@ -101,12 +101,12 @@ class TransferOwner:
             case messages.OrderLink():
                 self._on_order(message)
             case messages.CancelLink():
-                self._orders.cancel(message.session_id, message.decode_worker, self._clock.now_s())
+                self._wanted.cancel(message.session_id, message.decode_worker, self._clock.now_s())
             case messages.CancelAllLinks():
-                self._orders.cancel_all(message.session_id, self._clock.now_s())
+                self._wanted.cancel_all(message.session_id, self._clock.now_s())
             case messages.OpenLease():
                 self._on_open(message)
-            case messages.Offer() | messages.Commit() | messages.Withdraw():
+            case messages.Offer() | messages.CommitLease() | messages.WithdrawLease():
                 self._to_sender(message)
             case messages.ExpectLease():
                 self._on_expect(message)
@@ -114,49 +114,49 @@ class TransferOwner:
                 self._on_end(message)
             case _:
                 raise InvariantViolated("not a message of the transfer owner", got=type(message).__name__)
-        self._look_by(self._orders.next_due_s())
+        self._look_by(self._wanted.next_due_s())
 
     def _on_order(self, message: messages.OrderLink) -> None:
-        spare = self._orders.spare()
-        if spare is not None and self._orders.get(message.decode_worker) is None:
+        spare = self._wanted.spare()
+        if spare is not None and self._wanted.get(message.decode_worker) is None:
             self._close_unwanted(spare)
         try:
-            order = self._orders.order(
+            wanted = self._wanted.order(
                 message.session_id, message.decode_worker, message.addresses, self._clock.now_s()
             )
         except Overloaded as error:
             state = messages.LinkState(message.decode_worker, False, "", error.message, 0, message.session_id)
             self._to_loop(state)
             return
-        if order.link is not None and order.link.is_up:
-            self._tell_up(order.link, message.session_id)
-        elif order.reason:
+        if wanted.link is not None and wanted.link.is_up:
+            self._tell_up(wanted.link, message.session_id)
+        elif wanted.reason:
             self._to_loop(
-                messages.LinkState(message.decode_worker, False, "", order.reason, 0, message.session_id)
+                messages.LinkState(message.decode_worker, False, "", wanted.reason, 0, message.session_id)
             )
 
     def _on_open(self, message: messages.OpenLease) -> None:
-        order = self._orders.get(message.decode_worker)
-        if order is not None and order.link is not None and isinstance(order.link.side, Sender):
-            order.link.side.open(message)
+        wanted = self._wanted.get(message.decode_worker)
+        if wanted is not None and wanted.link is not None and isinstance(wanted.link.side, Sender):
+            wanted.link.side.open(message)
             return
         error = WorkerLost("no link to the decode worker", decode_worker=message.decode_worker.id)
         self._to_engine(messages.LeaseClosed(message.lease_id, error, 0, True))
 
-    def _to_sender(self, message: messages.Offer | messages.Commit | messages.Withdraw) -> None:
+    def _to_sender(self, message: messages.Offer | messages.CommitLease | messages.WithdrawLease) -> None:
         """A message about a lease that is closed already finds no sender, and means nothing."""
-        for order in self._orders:
-            if order.link is None or not isinstance(order.link.side, Sender):
+        for wanted in self._wanted:
+            if wanted.link is None or not isinstance(wanted.link.side, Sender):
                 continue
-            if message.lease_id not in order.link.side.leases:
+            if message.lease_id not in wanted.link.side.leases:
                 continue
             match message:
                 case messages.Offer():
-                    order.link.side.offer(message)
-                case messages.Commit():
-                    order.link.side.commit(message)
-                case messages.Withdraw():
-                    order.link.side.withdraw(message)
+                    wanted.link.side.offer(message)
+                case messages.CommitLease():
+                    wanted.link.side.commit(message)
+                case messages.WithdrawLease():
+                    wanted.link.side.withdraw(message)
             return
 
     def _on_expect(self, message: messages.ExpectLease) -> None:
@@ -182,7 +182,7 @@ class TransferOwner:
         self._dial()
         more = False
         for link in list(self._links):
-            if link.phase is not Phase.DOWN:
+            if link.phase is not LinkPhase.DOWN:
                 more = link.turn() or more
             elif not link.is_finished:
                 link.finish()
@@ -215,13 +215,13 @@ class TransferOwner:
             self._add(Side.DECODE, None, 0, channel)
 
     def _dial(self) -> None:
-        for order in self._orders.due(self._clock.now_s()):
-            if not order.sessions:
-                self._close_unwanted(order)
+        for wanted in self._wanted.due(self._clock.now_s()):
+            if not wanted.sessions:
+                self._close_unwanted(wanted)
                 continue
             self._generation += 1
-            channel = self._network.dial(order.addresses)
-            order.link = self._add(Side.PREFILL, order.decode_worker, self._generation, channel)
+            channel = self._network.dial(wanted.addresses)
+            wanted.link = self._add(Side.PREFILL, wanted.decode_worker, self._generation, channel)
 
     def _add(self, side: Side, dialled: WorkerRef | None, generation: int, channel: Channel) -> Link:
         link = Link(
@@ -247,10 +247,10 @@ class TransferOwner:
         self._look_by(self._clock.now_s() + self._timeouts.keepalive_s)
         return link
 
-    def _close_unwanted(self, order: Order) -> None:
-        self._orders.forget(order)
-        if order.link is not None:
-            order.link.end(RequestCancelled("nobody wants the link"))
+    def _close_unwanted(self, wanted: WantedLink) -> None:
+        self._wanted.forget(wanted)
+        if wanted.link is not None:
+            wanted.link.end(RequestCancelled("nobody wants the link"))
 
     # --- time: every wait that begins between two looks is at least keepalive_s long, so a look each keepalive_s,
     # and at the earliest moment that the last look found, misses none
@@ -258,7 +258,7 @@ class TransferOwner:
     def _look(self, now_s: float) -> None:
         due_s = now_s + self._timeouts.keepalive_s
         for link in list(self._links):
-            if link.phase is not Phase.DOWN:
+            if link.phase is not LinkPhase.DOWN:
                 due_s = min(due_s, link.on_time(now_s))
         self._look_s = due_s
 
@@ -267,7 +267,7 @@ class TransferOwner:
             self._look_s = min(self._look_s, due_s)
 
     def _next_due_s(self) -> float | None:
-        dues = [self._network.next_due_s(), self._orders.next_due_s()]
+        dues = [self._network.next_due_s(), self._wanted.next_due_s()]
         if self._links:
             dues.append(self._look_s)
         return min((due_s for due_s in dues if due_s is not None), default=None)
@@ -302,7 +302,7 @@ class TransferOwner:
         intake = Intake(
             port=link,
             pool=self._pool,
-            cut=self._cut,
+            pieces=self._pieces,
             window_bytes=self._window_bytes,
             clock=self._clock,
             metrics=self.metrics,
@@ -319,9 +319,9 @@ class TransferOwner:
 
     def went_up(self, link: Link) -> None:
         """P tells its loop."""
-        order = self._orders.get(link.peer)
-        if order is not None and order.link is link:
-            self._orders.went_up(order)
+        wanted = self._wanted.get(link.peer)
+        if wanted is not None and wanted.link is link:
+            self._wanted.went_up(wanted)
             self._tell_up(link, None)
 
     def went_down(self, link: Link, error: PdserveError) -> None:
@@ -329,12 +329,14 @@ class TransferOwner:
         if self._to_prefill.get(link.peer_name) is link:
             del self._to_prefill[link.peer_name]
             self._remember_end(link)
-        for order in self._orders:
-            if order.link is link:
-                told = order.reason
-                self._orders.went_down(order, error, self._clock.now_s())
-                if order.sessions and order.reason != told:
-                    state = messages.LinkState(order.decode_worker, False, "", order.reason, link.generation)
+        for wanted in self._wanted:
+            if wanted.link is link:
+                told = wanted.reason
+                self._wanted.went_down(wanted, error, self._clock.now_s())
+                if wanted.sessions and wanted.reason != told:
+                    state = messages.LinkState(
+                        wanted.decode_worker, False, "", wanted.reason, link.generation
+                    )
                     self._to_loop(state)
 
     def _remember_end(self, link: Link) -> None:

@@ -7,7 +7,7 @@
                      EndLease, WITHDRAW, STALE, lease_s, own error, end of the link: Retired(error)
 
 A lease ends here in one turn: what is still to come of its piece in flight is diverted, then Retired is said. What
-can't be diverted keeps the blocks in quarantine until it is over: Released.
+can't be diverted keeps the blocks in quarantine until it is over: LeaseReleased.
 How the bytes come is in intake.py.
 """
 
@@ -18,7 +18,7 @@ from typing import Protocol
 import structlog
 
 from kv_transfer import messages
-from kv_transfer.early import EarlyFrames
+from kv_transfer.early_frames import EarlyFrames
 from kv_transfer.frames import (
     Ack,
     Commit,
@@ -29,14 +29,14 @@ from kv_transfer.frames import (
     Kind,
     Ready,
     Released,
-    Stale,
+    StaleLease,
     Withdraw,
 )
 from kv_transfer.intake import Intake, IntakePort
 from kv_transfer.lease import ReceiveLease, ReceiveState
 from kv_transfer.lease_table import LeaseTable
 from kv_transfer.metrics import TransferMetrics, count
-from kv_transfer.stuck import log_if_stuck
+from kv_transfer.stuck_lease import log_if_stuck
 from pdserve import errors
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, InvariantViolated, PdserveError, WorkerLost
@@ -96,8 +96,8 @@ class Receiver:
             block_ids=message.block_ids,
             upto=message.num_skip,
             progress_s=self._clock.now_s(),
-            pieces=bytearray(num_expected * self._intake.cut.pieces_per_block),
-            blocks_left=[self._intake.cut.pieces_per_block] * num_expected,
+            pieces=bytearray(num_expected * self._intake.pieces.pieces_per_block),
+            blocks_left=[self._intake.pieces.pieces_per_block] * num_expected,
             name=message.name,
         )
         self.leases.open(lease)
@@ -134,7 +134,7 @@ class Receiver:
                     self._answer_stale(frame.lease_id, frame.kind)
                 else:
                     self._on_confirm(lease)
-            case Stale():
+            case StaleLease():
                 self._on_stale(frame)
             case _:
                 raise InvalidRequest(
@@ -252,7 +252,7 @@ class Receiver:
             )
         )
 
-    def _on_stale(self, stale: Stale) -> None:
+    def _on_stale(self, stale: StaleLease) -> None:
         """P doesn't know the lease: it will get nothing more, or never be confirmed."""
         count(self._metrics.stale, self._port.peer.id)
         lease = self.leases.get(stale.lease_id)
@@ -276,7 +276,7 @@ class Receiver:
                 lease.num_reported_blocks = lease.num_full_blocks
                 self._to_engine(messages.PullProgress(lease.lease_id, lease.num_full_blocks))
         for lease_id in self._intake.take_released():
-            self._to_engine(messages.Released(lease_id))
+            self._to_engine(messages.LeaseReleased(lease_id))
             self._let_go(lease_id)
 
     def on_time(self, now_s: float) -> float | None:
@@ -353,4 +353,4 @@ class Receiver:
 
     def _answer_stale(self, lease_id: int, of: Kind) -> None:
         count(self._metrics.stale, self._port.peer.id)
-        self._port.send(Stale(lease_id, of))
+        self._port.send(StaleLease(lease_id, of))

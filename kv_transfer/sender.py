@@ -1,10 +1,10 @@
 """P's end of the leases of one link: offers blocks, serves pulls, confirms.
 
-    OpenLease        Offer*            Commit                       ACK
+    OpenLease        Offer*            CommitLease                  ACK
     ---------> OPEN -------> OPEN ------------> COMMITTED ---------------> CONFIRM, LeaseClosed(None)
                  |  READY     |  PULL -> DATA*   |    COMMIT
                  +------------+------------------+
-                   Withdraw, FAIL, STALE, lease_s, own error: WITHDRAW (not for FAIL), LeaseClosed(error)
+                   WithdrawLease, FAIL, STALE, lease_s, own error: WITHDRAW (not for FAIL), LeaseClosed(error)
 
 A lease is ended before anybody is told, so an ACK that comes later names no live lease and is never confirmed: that
 is what makes it safe to reuse the blocks. Where the channel can't detach, an ended lease is RELEASING, and closed only
@@ -35,13 +35,13 @@ from kv_transfer.frames import (
     PulledPiece,
     Ready,
     Released,
-    Stale,
+    StaleLease,
     Withdraw,
 )
 from kv_transfer.lease import SendLease, SendState
 from kv_transfer.lease_table import LeaseTable
 from kv_transfer.metrics import TransferMetrics, count
-from kv_transfer.stuck import log_if_stuck
+from kv_transfer.stuck_lease import log_if_stuck
 from pdserve import errors
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, InvariantViolated, PdserveError, WorkerLost
@@ -162,7 +162,7 @@ class Sender:
             lease.upto += len(block_ids)
             self._port.send(Ready(lease.lease_id, lease.upto, block_ids))
 
-    def commit(self, message: messages.Commit) -> None:
+    def commit(self, message: messages.CommitLease) -> None:
         """All blocks are offered and the first token is sampled."""
         lease = self._open_lease(message.lease_id)
         if lease is None:
@@ -180,7 +180,7 @@ class Sender:
         num_sent_blocks = lease.num_blocks - lease.num_skip
         self._port.send(Commit.of(lease.lease_id, num_sent_blocks, message.first_token, message.logprobs))
 
-    def withdraw(self, message: messages.Withdraw) -> None:
+    def withdraw(self, message: messages.WithdrawLease) -> None:
         """The engine gives the lease up; nothing happens if it is closed already."""
         lease = self.leases.get(message.lease_id)
         if lease is not None and lease.state is not SendState.RELEASING:
@@ -201,7 +201,7 @@ class Sender:
                 lease = self.leases.get(frame.lease_id)
                 if lease is not None and lease.state is SendState.RELEASING:
                     self._end(lease, lease.error)
-            case Stale():
+            case StaleLease():
                 self._on_stale(frame)
             case _:
                 raise InvalidRequest(
@@ -273,7 +273,7 @@ class Sender:
             if len(self._early_fails) > _MAX_EARLY_FAILS:
                 del self._early_fails[next(iter(self._early_fails))]
 
-    def _on_stale(self, stale: Stale) -> None:
+    def _on_stale(self, stale: StaleLease) -> None:
         """D doesn't know the lease. (Stale DATA or CONFIRM are duplicates of what it has had, and no harm.)"""
         count(self._metrics.stale, self._port.peer.id)
         lease = self.leases.get(stale.lease_id)
@@ -416,7 +416,7 @@ class Sender:
 
     def _answer_stale(self, lease_id: int, of: Kind) -> None:
         count(self._metrics.stale, self._port.peer.id)
-        self._port.send(Stale(lease_id, of))
+        self._port.send(StaleLease(lease_id, of))
 
 
 def _ghost(lease_id: int) -> SendLease:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdserve.errors import InvalidRequest
 from pdserve.fields import check_unicode
-from pdserve.rpc.codec import compile_plan
+from pdserve.rpc.codec import compile_converter
 from pdserve.rpc.v1 import inference_pb2 as pb
 
 MAX_MESSAGES = 16384
@@ -59,7 +59,7 @@ class Chat:
         return not self.continue_final_message if given is None else given
 
 
-_CHAT = compile_plan(Chat, pb.Chat)
+_CHAT = compile_converter(Chat, pb.Chat)
 chat_to_proto = _CHAT.write
 
 

@@ -21,7 +21,7 @@ import grpc.aio
 
 from pdserve.chat import check_chat
 from pdserve.clock import Clock, SystemClock
-from pdserve.completion import Completion, Generation, collect
+from pdserve.completion import Completion, ResumableGeneration, collect
 from pdserve.errors import DeadlineExceeded, Draining
 from pdserve.fields import check_unicode
 from pdserve.ids import Epoch, WorkerRef, system_random
@@ -109,7 +109,7 @@ class AsyncClient:
         """
         asked = request if isinstance(request, GenerateRequest) else GenerateRequest(input=request)
         asked.check(Limits())  # the rest is the router's to know
-        generation = Generation(asked)
+        generation = ResumableGeneration(asked)
         ends_at_s = None if deadline_s is None else self._clock.now_s() + deadline_s
         num_silent = 0  # targets in a row that said nothing
         while True:
@@ -321,7 +321,7 @@ async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
     return await anext(events, None)
 
 
-def _lost(error: ServerLost | Draining, generation: Generation) -> RouterLost | Draining:
+def _lost(error: ServerLost | Draining, generation: ResumableGeneration) -> RouterLost | Draining:
     if isinstance(error, Draining):
         return error
     lost = RouterLost(error.message, **error.fields)

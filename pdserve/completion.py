@@ -47,7 +47,7 @@ class Completion:
         return self.choices[0].finished
 
 
-class Generation:
+class ResumableGeneration:
     """One request over any number of routers: every event reaches the caller once, in order."""
 
     def __init__(self, request: GenerateRequest) -> None:

@@ -343,7 +343,7 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class DecodeStarted:
     """The decode worker's verdict: the hand-off happened (or its own prefill is done) and the sequence runs."""
 
     handle: Handle
@@ -392,7 +392,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class SequenceFinished:
     """The decode worker ended the sequence normally; num_tokens is the final length of its ids."""
 
     handle: Handle
@@ -439,9 +439,9 @@ Up = (
     | Progress
     | FirstToken
     | PromptLogprobs
-    | Started
+    | DecodeStarted
     | Step
-    | Finished
+    | SequenceFinished
     | Failed
     | TokenizerFile
     | Unsound

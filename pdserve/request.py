@@ -24,7 +24,7 @@ from pdserve.response import (
     event_from_proto,
     event_to_proto,
 )
-from pdserve.rpc.codec import compile_plan
+from pdserve.rpc.codec import compile_converter
 from pdserve.rpc.params import check_counts, params_from, params_to, read, written
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.sampling import FinishReason, SamplingParams
@@ -107,7 +107,7 @@ class Resume:
         return self.choices[index] if index < len(self.choices) else ResumeChoice()
 
 
-_RESUME = compile_plan(Resume, pb.Resume)
+_RESUME = compile_converter(Resume, pb.Resume)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

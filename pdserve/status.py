@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pdserve.block_messages import BlockCounts
 from pdserve.figures import NOTHING_COUNTED, RouterFigures
-from pdserve.rpc.codec import compile_plan
+from pdserve.rpc.codec import compile_converter
 from pdserve.rpc.v1 import inference_pb2 as pb
 
 
@@ -105,6 +105,6 @@ class ClusterStatus:
     figures: RouterFigures = NOTHING_COUNTED
 
 
-MODEL_INFO = compile_plan(ModelInfo, pb.GetModelResponse)
-CLUSTER_STATUS = compile_plan(ClusterStatus, pb.GetStatusResponse)
+MODEL_INFO = compile_converter(ModelInfo, pb.GetModelResponse)
+CLUSTER_STATUS = compile_converter(ClusterStatus, pb.GetStatusResponse)
 """To protobuf and back."""

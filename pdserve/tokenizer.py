@@ -170,12 +170,12 @@ class Tokenizer:
 
     def _drop_ends_outside(self, folder: Path) -> None:
         # Here, so that a router without a model of its own starts without the model store.
-        from pdserve.modelstore.text_part import text_part
+        from pdserve.modelstore.text_config import text_config
 
         path = folder / "config.json"
         if not path.is_file():
             return
-        size = text_part(json_of({path.name: path.read_bytes()}, path.name)).get("vocab_size")
+        size = text_config(json_of({path.name: path.read_bytes()}, path.name)).get("vocab_size")
         if not isinstance(size, int):
             return
         ends = self.eos_token_ids

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import structlog
 
-from kv_transfer.messages import LeaseClosed, Released
+from kv_transfer.messages import LeaseClosed, LeaseReleased
 from pdserve.engine.events import ChunkDone, EngineEvent, PromptScored, RowDied, Sampled, StepDied
 from pdserve.errors import (
     InvalidRequest,
@@ -85,7 +85,7 @@ class PrefillCore:
                 self._desk.handle(message)
                 self._credits.close(session_id)
                 self._tell_credits()
-            case Released():
+            case LeaseReleased():
                 pass  # one-sided readers are done before LeaseClosed at this end
             case _:
                 self._desk.handle(message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kv_transfer.messages import Commit, LeaseClosed, Offer, OpenLease, Withdraw
+from kv_transfer.messages import CommitLease, LeaseClosed, Offer, OpenLease, WithdrawLease
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import PdserveError
@@ -88,13 +88,13 @@ class Offering:
     def commit(self, lease: OfferedLease, first_token: int, logprobs: TokenLogprobs | None) -> None:
         """All is offered and the first token is sampled."""
         assert max(lease.upto, lease.num_skip) == lease.num_blocks, "commit before the last block"
-        self._to_transfer(Commit(lease.lease_id, first_token, logprobs))
+        self._to_transfer(CommitLease(lease.lease_id, first_token, logprobs))
 
     def give_up(self, lease: OfferedLease, error: PdserveError) -> None:
         """This worker will not finish the lease; the decode worker is told. Idempotent; LeaseClosed still follows."""
         if not lease.given_up and lease.lease_id in self._leases:
             lease.given_up = True
-            self._to_transfer(Withdraw(lease.lease_id, error))
+            self._to_transfer(WithdrawLease(lease.lease_id, error))
 
     def close(self, closed: LeaseClosed) -> OfferedLease | None:
         """The transfer owner reads its blocks no more: they may be reused. None for a lease that isn't open.

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pdserve.clock import Clock
 from pdserve.errors import Draining, NoWorker, Overloaded, PdserveError, UnknownModel
 from pdserve.service.config import RouterConfig
-from router.absence import Absence
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
-from router.pace import Pace
+from router.no_worker_timeout import NoWorkerTimeout
 from router.placement import NotNow, Placement, Placer
 from router.queue import FairQueue
+from router.queue_speed import QueueSpeed
 from router.ticket import Ticket
 
 RETRY_AFTER_S = (0.1, 30.0)
@@ -46,10 +46,12 @@ class Admission:
         self._num_places = 0
         self._num_tokens = 0
         self._replaying: dict[Ticket, None] = {}
-        self._absence = Absence(self._queue, fleet.topology, worker_wait_s, clock, self._end_waiting)
+        self._no_worker = NoWorkerTimeout(
+            self._queue, fleet.topology, worker_wait_s, clock, self._end_waiting
+        )
         self._pumping = False
         self._pump_again = False
-        self._pace = Pace()
+        self._speed = QueueSpeed()
         self.draining = False
 
     # --- places
@@ -84,8 +86,8 @@ class Admission:
             give_back()
 
     def _retry_after_s(self) -> float:
-        """The time in which a tenth of the queue has gone, at the pace of late."""
-        return _within(RETRY_AFTER_S, 0.1 * self._pace.wait_s(len(self._queue), self._clock.now_s()) or 1.0)
+        """The time in which a tenth of the queue has gone, at the speed of late."""
+        return _within(RETRY_AFTER_S, 0.1 * self._speed.wait_s(len(self._queue), self._clock.now_s()) or 1.0)
 
     @property
     def num_places(self) -> int:
@@ -133,7 +135,7 @@ class Admission:
         if len(self._queue) < before:
             self._num_tokens -= ticket.need.num_tokens
             if not len(self._queue):
-                self._pace.emptied()
+                self._speed.emptied()
             self._gauges()
 
     def settled(self, ticket: Ticket) -> None:
@@ -162,7 +164,7 @@ class Admission:
             self._pump_again = True
             while self._pump_again:
                 self._pump_again = False
-                self._absence.look()
+                self._no_worker.look()
                 self._start_possible()
         finally:
             self._pumping = False
@@ -230,7 +232,7 @@ class Admission:
         now_s = self._clock.now_s()
         self._queue.served(ticket, now_s)
         self._num_tokens -= ticket.need.num_tokens
-        self._pace.started(now_s, others_wait=len(self._queue) > 0)
+        self._speed.started(now_s, others_wait=len(self._queue) > 0)
         if ticket.replay:
             self._replaying[ticket] = None
         ticket.attempt.set_result(ticket.start(placement))
@@ -248,10 +250,10 @@ class Admission:
         if first_token_s is None:
             return None
         now_s = self._clock.now_s()
-        at_most_s = self._pace.wait_s(len(self._queue), now_s) + first_token_s
+        at_most_s = self._speed.wait_s(len(self._queue), now_s) + first_token_s
         if at_most_s <= ticket.left_s():
             return at_most_s  # who is ahead of it need not be counted
-        return self._pace.wait_s(self._queue.num_ahead(ticket), now_s) + first_token_s
+        return self._speed.wait_s(self._queue.num_ahead(ticket), now_s) + first_token_s
 
     def _refuse_if_late(self, ticket: Ticket, estimate_s: float | None) -> bool:
         """End one whose deadline would pass before its first token. What the client has begun to read goes on."""

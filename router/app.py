@@ -47,12 +47,12 @@ from router.generation import Generation
 from router.learning import Learner
 from router.member import Member
 from router.metrics import RouterMetrics
+from router.model_text import ModelText, Work
 from router.operators import Operators
 from router.placement import Placer
 from router.status import read_placements, read_status
 from router.structures import Structures
 from router.summary import refusals_told
-from router.text import ModelText, Work
 
 log = structlog.get_logger()
 
@@ -119,7 +119,7 @@ class RouterApp:
             text=self.text,
             structures=self._structures,
             metrics=self.metrics,
-            learner=Learner(placer.weights, clock, self.metrics),
+            learner=Learner(placer.parameters, clock, self.metrics),
             explanations=self.explanations,
         )
         self._conductors: dict[str, Conductor] = {}

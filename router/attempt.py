@@ -3,8 +3,8 @@
     GRANTING ──► WAITING ──► QUEUED ──► PREFILLING ──► HANDOFF ──► RUNNING ⇄ PREEMPTED
         D asked    D's list    P's queue  P computes     D's verdict  D decodes
                                                          awaited
-Any state can end it: with Finished, with an error, or by `close` from outside (client gone, text ended). From that
-moment on its handle is closed: whatever still comes under it is dropped and counted.
+Any state can end it: with SequenceFinished, with an error, or by `close` from outside (client gone, text ended).
+From then on its handle is closed: whatever still comes under it is dropped and counted.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Callable
 from pdserve.clock import Clock
 from pdserve.errors import InvariantViolated, PdserveError, StepFailed, WorkerLost, from_failure
 from pdserve.messages import (
+    DecodeStarted,
     Failed,
-    Finished,
     FirstToken,
     Granted,
     Phase,
     Progress,
     PromptLogprobs,
     Refused,
-    Started,
+    SequenceFinished,
     StepTokens,
     Waiting,
 )
 from pdserve.sampling import TokenLogprobs
 from pdserve.service.config import TimeoutsConfig
-from router.attempt_contract import AttemptPhase, Order, Outcome, Sink
+from router.attempt_contract import AttemptListener, AttemptPhase, Order, Outcome
 from router.member import AttemptMessage, Member
 from router.phase_clock import PhaseClock
 from router.prompt_scores import PromptScores
@@ -51,7 +51,7 @@ class Attempt:
         order: Order,
         prefill: Member | None,
         decode: Member,
-        sink: Sink,
+        sink: AttemptListener,
         *,
         timeouts: TimeoutsConfig,
         clock: Clock,
@@ -65,7 +65,7 @@ class Attempt:
         self.times = AttemptTimes(credit_held_s=clock.now_s(), local=prefill is None)
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.prefilled_tokens = 0  # P's progress
-        self.started = False  # D's verdict was Started
+        self.started = False  # D's verdict was DecodeStarted
         self._sink = sink
         self._clock = clock
         self._deadline_left_s = deadline_left_s
@@ -79,7 +79,7 @@ class Attempt:
         self._pulled_blocks = 0
         self._scores = PromptScores(order)  # while some are missing, the first token is held
         self._held_first: tuple[int, TokenLogprobs | None] | None = None
-        self._held_finish: Finished | None = None
+        self._held_finish: SequenceFinished | None = None
 
     @property
     def phase(self) -> AttemptPhase:
@@ -146,9 +146,9 @@ class Attempt:
             case Refused():
                 self._decode_over = True
                 self._refused(self.decode, message)
-            case Started():
+            case DecodeStarted():
                 self._on_started(message)
-            case Finished():
+            case SequenceFinished():
                 self._on_finished(message)
             case Failed():
                 self._decode_over = True
@@ -270,7 +270,7 @@ class Attempt:
 
     # --- the verdict, and what follows
 
-    def _on_started(self, message: Started) -> None:
+    def _on_started(self, message: DecodeStarted) -> None:
         if self.started or self.phase in (AttemptPhase.GRANTING, AttemptPhase.WAITING):
             self._unexpected(message)
             return
@@ -332,7 +332,7 @@ class Attempt:
                 if self.prefill is None:
                     self._on_prefill_progress(progress)
 
-    def _on_finished(self, message: Finished) -> None:
+    def _on_finished(self, message: SequenceFinished) -> None:
         self._decode_over = True
         if self._scores.missing:
             self._held_finish = message

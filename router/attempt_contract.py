@@ -9,11 +9,11 @@ from typing import Protocol
 from pdserve.errors import PdserveError
 from pdserve.ids import AttemptName, WorkerRef
 from pdserve.messages import (
-    Finished,
+    DecodeStarted,
     FirstToken,
     Granted,
+    SequenceFinished,
     StartDecode,
-    Started,
     StartPrefill,
 )
 from pdserve.sampling import SampleKey, TokenLogprobs
@@ -47,7 +47,7 @@ class AttemptFacts(Protocol):
         ...
 
 
-class Sink(Protocol):
+class AttemptListener(Protocol):
     """The choice that the tokens belong to."""
 
     def on_prompt_logprobs(self, tokens: tuple[TokenLogprobs, ...]) -> None:
@@ -73,11 +73,11 @@ class Sink(Protocol):
         """The prefill worker's figures, once per attempt, before its token or after it."""
         ...
 
-    def on_started(self, attempt: AttemptFacts, message: Started) -> None:
+    def on_started(self, attempt: AttemptFacts, message: DecodeStarted) -> None:
         """D's verdict: the sequence runs there."""
         ...
 
-    def on_finished(self, attempt: AttemptFacts, message: Finished) -> None:
+    def on_finished(self, attempt: AttemptFacts, message: SequenceFinished) -> None:
         """The decode worker's figures at the end."""
         ...
 

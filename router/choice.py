@@ -10,9 +10,7 @@ from typing import Protocol
 from pdserve.clock import Clock
 from pdserve.detokenizer import TextStream
 from pdserve.errors import InvalidRequest, InvariantViolated, RowFailed
-from pdserve.messages import Finished as DecodeFinished
-from pdserve.messages import FirstToken
-from pdserve.messages import Started as DecodeStarted
+from pdserve.messages import DecodeStarted, FirstToken, SequenceFinished
 from pdserve.request import Finished, ResumeChoice, Tokens, Usage
 from pdserve.response import known_energy
 from pdserve.sampling import FinishReason, SampleKey, TokenLogprobs
@@ -20,7 +18,7 @@ from pdserve.token_matcher import TokenMatcher, finish_by
 from router.attempt_contract import AttemptFacts
 from router.decode_energy import DecodeEnergy
 from router.metrics import RouterMetrics
-from router.stop_text import Released, StopText
+from router.stop_text import ReleasedText, StopText
 from router.timings import ChoiceTimes
 
 
@@ -130,7 +128,7 @@ class Choice:
         if self.reason is None:
             self.reason = held.finish_reason
 
-    # --- Sink of the attempts
+    # --- AttemptListener of the attempts
 
     def on_prompt_logprobs(self, tokens: tuple[TokenLogprobs, ...]) -> None:
         """All of the prompt's."""
@@ -208,7 +206,7 @@ class Choice:
         if not self._asks_for_scores:
             self._on_started()
 
-    def on_finished(self, attempt: AttemptFacts, message: DecodeFinished) -> None:
+    def on_finished(self, attempt: AttemptFacts, message: SequenceFinished) -> None:
         """D's figures at the end."""
         self.times.finished = message
         if message.energy_j is not None:
@@ -220,7 +218,7 @@ class Choice:
 
     # --- text
 
-    def _take(self, token_id: int) -> Released:
+    def _take(self, token_id: int) -> ReleasedText:
         """Append one token; returns what may be shown now, and sets the reason if it is the last."""
         self.ids.append(token_id)
         num_generated = self.num_generated
@@ -243,7 +241,7 @@ class Choice:
         if reason is None:
             return released
         rest = self._stop.flush()
-        return Released(released.token_ids + rest.token_ids, released.text + rest.text)
+        return ReleasedText(released.token_ids + rest.token_ids, released.text + rest.text)
 
     # --- end
 

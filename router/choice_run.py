@@ -24,10 +24,10 @@ from router.fleet import Fleet
 from router.identity import ModelIdentity
 from router.learning import Learner
 from router.metrics import RouterMetrics
+from router.model_text import ModelText
 from router.placement import Placement
 from router.retry_budget import RetryBudget
 from router.structures import Structures
-from router.text import ModelText
 from router.ticket import Ticket
 
 log = structlog.get_logger()

@@ -9,9 +9,9 @@ from pdserve.errors import PdserveError
 from pdserve.ids import WorkerRef
 from pdserve.messages import (
     Abort,
+    DecodeStarted,
     Down,
     Failed,
-    Finished,
     FirstToken,
     Granted,
     Hello,
@@ -19,7 +19,7 @@ from pdserve.messages import (
     PromptLogprobs,
     Refused,
     Role,
-    Started,
+    SequenceFinished,
     StepTokens,
     Up,
     Waiting,
@@ -38,9 +38,9 @@ AttemptMessage = (
     | Progress
     | FirstToken
     | PromptLogprobs
-    | Started
+    | DecodeStarted
     | StepTokens
-    | Finished
+    | SequenceFinished
     | Failed
 )
 

@@ -17,7 +17,7 @@ from router.attempt_need import Need
 from router.explain import CHOSEN, Verdict
 from router.fleet import Fleet
 from router.member import Member
-from router.scoring import Cost, Scoring, Weights, num_running
+from router.scoring import Cost, CostParameters, Scoring, num_running
 
 ABOUT = 0.1  # of the best score: estimates aren't better than that …
 ABOUT_S = 0.0005  # … nor than that …
@@ -89,17 +89,17 @@ class Placer:
         random: Random,
         *,
         remote_prefill_tokens: int = 0,
-        weights: Weights | None = None,
+        parameters: CostParameters | None = None,
     ) -> None:
         self._fleet = fleet
         self._clock = clock
         self._random = random
         self._remote_prefill_tokens = remote_prefill_tokens
-        self.weights = weights if weights is not None else Weights()
+        self.parameters = parameters if parameters is not None else CostParameters()
 
     def place(self, need: Need) -> Placement | NotNow:
         """Choose for one attempt; books nothing."""
-        scoring = Scoring(need, self.weights, self._clock.now_s())
+        scoring = Scoring(need, self.parameters, self._clock.now_s())
         fallen: list[Verdict] = []
         own_fault = False
         possible: list[_Candidate] = []
@@ -140,7 +140,7 @@ class Placer:
 
         None if there is no candidate, or nothing that the estimate could be based on.
         """
-        scoring = Scoring(need, self.weights, self._clock.now_s())
+        scoring = Scoring(need, self.parameters, self._clock.now_s())
         topology = self._fleet.topology
         costs = [_cost(scoring, prefill, decode) for prefill, decode in topology.usable_pairs()]
         costs += [scoring.local(decode) for decode in topology.usable_alone()]

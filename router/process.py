@@ -24,8 +24,8 @@ from router.admin_door import AdminServicer
 from router.app import RouterApp
 from router.door import InferenceServicer
 from router.model_folder import load_tokenizer
+from router.model_text import ThreadWork
 from router.structures import NUM_THREADS
-from router.text import ThreadWork
 
 log = structlog.get_logger()
 

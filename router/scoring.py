@@ -19,7 +19,7 @@ STALE_RATE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class CostParameters:
     """What estimates begin at, and what can't be observed."""
 
     prefill_tokens_per_s: float = 2_000.0  # before a worker has told its own
@@ -55,9 +55,9 @@ class Cost(NamedTuple):  # not a dataclass: one is made for each pair at each pl
 class Scoring:
     """All costs of one attempt at one moment; what belongs to a worker alone is computed once."""
 
-    def __init__(self, need: Need, weights: Weights, now_s: float) -> None:
+    def __init__(self, need: Need, parameters: CostParameters, now_s: float) -> None:
         self._need = need
-        self._weights = weights
+        self._parameters = parameters
         self._now_s = now_s
         self._computing: dict[Member, tuple[float, float, float, float]] = {}
         self._decoding: dict[Member, float] = {}
@@ -90,7 +90,7 @@ class Scoring:
         prior = self.prefill_prior(decode)
         running = num_running(decode)
         queue_s = decode.fits.queue.predict(queued, prior, self._now_s)
-        prefill_s = local_prefill_s(decode, todo, prior, self._weights, self._now_s)
+        prefill_s = local_prefill_s(decode, todo, prior, self._parameters, self._now_s)
         # Each running stream stands still for as long as the engine computes the prompt.
         disturbs_s = running * decode.fits.prefill.predict(todo, prior, self._now_s)
         decode_s, history_s = self._decode(decode), self._history("", decode.id)
@@ -115,11 +115,11 @@ class Scoring:
 
     def prefill_prior(self, member: Member) -> Prior:
         """By its own report."""
-        return prefill_prior(member, self._weights)
+        return prefill_prior(member, self._parameters)
 
     def handover_prior(self, prefill: Member, decode: Member) -> Prior:
         """By the hosts that the two are on."""
-        return handover_prior(prefill, decode, self._weights)
+        return handover_prior(prefill, decode, self._parameters)
 
     def _remote_prefill(self, member: Member) -> tuple[float, float, float, float]:
         """Queue, prefill and trip, and how far they may be off."""
@@ -129,11 +129,11 @@ class Scoring:
             self._computing[member] = (
                 fits.queue.predict(member.accounting.num_tokens_before(todo), prior, self._now_s),
                 fits.prefill.predict(todo, prior, self._now_s),
-                fits.trip.predict(0, self._weights.trip, self._now_s),
+                fits.trip.predict(0, self._parameters.trip, self._now_s),
                 math.hypot(
                     fits.queue.doubt_s(prior, self._now_s),
                     fits.prefill.doubt_s(prior, self._now_s),
-                    fits.trip.doubt_s(self._weights.trip, self._now_s),
+                    fits.trip.doubt_s(self._parameters.trip, self._now_s),
                 ),
             )
         return self._computing[member]
@@ -145,21 +145,21 @@ class Scoring:
         return self._decoding[member]
 
     def _decode_s(self, member: Member) -> float:
-        weights, accounting = self._weights, member.accounting
+        parameters, accounting = self._parameters, member.accounting
         load = accounting.load
-        step_s = load.step_s if load is not None and load.step_s > 0 else weights.step_s
-        cost_s = step_s * weights.sequence * accounting.num_sequences
+        step_s = load.step_s if load is not None and load.step_s > 0 else parameters.step_s
+        cost_s = step_s * parameters.sequence * accounting.num_sequences
         free = accounting.num_free_blocks(member.hello.num_blocks)
         if free < self._need.num_tokens // member.hello.block_size + 1:
-            cost_s += weights.no_room_s * (1 + (load.num_waiting if load is not None else 0))
-        return cost_s + weights.used_pool_s * (1.0 - free / member.hello.num_blocks)
+            cost_s += parameters.no_room_s * (1 + (load.num_waiting if load is not None else 0))
+        return cost_s + parameters.used_pool_s * (1.0 - free / member.hello.num_blocks)
 
     def _history(self, prefill_id: str, decode_id: str) -> float:
         """What this request has seen of the pair."""
         need, pair = self._need, (prefill_id, decode_id)
-        cost_s = self._weights.avoid_s * need.avoid.get(pair, 0)
+        cost_s = self._parameters.avoid_s * need.avoid.get(pair, 0)
         if need.prefer is not None and need.prefer != pair:
-            cost_s += self._weights.avoid_s
+            cost_s += self._parameters.avoid_s
         return cost_s
 
     def _is_known(self, member: Member) -> bool:
@@ -180,26 +180,30 @@ def num_running(member: Member) -> int:
     return 0 if member.accounting.load is None else member.accounting.load.num_running
 
 
-def prefill_prior(member: Member, weights: Weights) -> Prior:
+def prefill_prior(member: Member, parameters: CostParameters) -> Prior:
     """What prefill, and waiting for others' prefill, takes by the worker's own report."""
     load = member.accounting.load
     told = load.prefill_tokens_per_s if load is not None else 0.0
-    return Prior(0.0, 1.0 / (told if told > 0 else weights.prefill_tokens_per_s))
+    return Prior(0.0, 1.0 / (told if told > 0 else parameters.prefill_tokens_per_s))
 
 
-def busy_prior(prior: Prior, weights: Weights) -> Prior:
+def busy_prior(prior: Prior, parameters: CostParameters) -> Prior:
     """The same beside running streams."""
-    return Prior(prior.base_s, prior.slope_s * weights.busy_slowdown)
+    return Prior(prior.base_s, prior.slope_s * parameters.busy_slowdown)
 
 
-def handover_prior(prefill: Member, decode: Member, weights: Weights) -> Prior:
+def handover_prior(prefill: Member, decode: Member, parameters: CostParameters) -> Prior:
     """What moving the KV takes beyond the prefill that it overlaps with."""
     far = prefill.hello.host_id != decode.hello.host_id
-    return Prior(weights.handover.base_s, weights.handover.slope_s * (weights.other_host if far else 1.0))
+    return Prior(
+        parameters.handover.base_s, parameters.handover.slope_s * (parameters.other_host if far else 1.0)
+    )
 
 
-def local_prefill_s(member: Member, num_tokens: int, prior: Prior, weights: Weights, now_s: float) -> float:
+def local_prefill_s(
+    member: Member, num_tokens: int, prior: Prior, parameters: CostParameters, now_s: float
+) -> float:
     """First chunk to first token on a worker that prefills for itself."""
     if num_running(member):
-        return member.fits.prefill_busy.predict(num_tokens, busy_prior(prior, weights), now_s)
+        return member.fits.prefill_busy.predict(num_tokens, busy_prior(prior, parameters), now_s)
     return member.fits.prefill.predict(num_tokens, prior, now_s)

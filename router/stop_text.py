@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ReleasedText:
     """Token ids and the text that now may be shown; `stopped`: a stop string is complete, the choice ends here."""
 
     token_ids: tuple[int, ...]
@@ -37,22 +37,22 @@ class StopText:
         )
         self._num_passed = 0  # characters at its head in which none may end any more
 
-    def push(self, token_id: int, text: str) -> Released:
+    def push(self, token_id: int, text: str) -> ReleasedText:
         """Take the next token and the text that it completes ("" inside a character)."""
         if not self._stops:
-            return Released((token_id,), text)
+            return ReleasedText((token_id,), text)
         self._hold(token_id, text)
         stop = self._first_stop()
         if stop is not None:
             begin, end = stop
             self._text = self._text[: end if self._include else begin]
-            return Released(*self._take_all(), stopped=True)
+            return ReleasedText(*self._take_all(), stopped=True)
         return self._take_decided()
 
-    def pass_through(self, token_id: int, text: str) -> Released:
+    def pass_through(self, token_id: int, text: str) -> ReleasedText:
         """Take a token whose text can't end the choice (before min_tokens); a stop string may begin in it."""
         if not self._stops:
-            return Released((token_id,), text)
+            return ReleasedText((token_id,), text)
         self._hold(token_id, text)
         self._num_passed = len(self._text)
         return self._take_decided()
@@ -62,10 +62,10 @@ class StopText:
         self._ids, self._ends = [], []
         self._num_shown = len(self._text)
 
-    def flush(self, text: str = "") -> Released:
+    def flush(self, text: str = "") -> ReleasedText:
         """The choice has ended otherwise: all that is held, and the detokenizer's last text behind it."""
         self._text += text
-        return Released(*self._take_all())
+        return ReleasedText(*self._take_all())
 
     def _hold(self, token_id: int, text: str) -> None:
         self._text += text
@@ -91,15 +91,15 @@ class StopText:
                     break
         return longest
 
-    def _take_decided(self) -> Released:
+    def _take_decided(self) -> ReleasedText:
         limit = len(self._text) - self._num_undecided()
         count = 0
         while count < len(self._ids) and self._ends[count] <= limit:
             count += 1
         if count == 0:
-            return Released((), "")
+            return ReleasedText((), "")
         cut = self._ends[count - 1]
-        released = Released(tuple(self._ids[:count]), self._text[self._num_shown : cut])
+        released = ReleasedText(tuple(self._ids[:count]), self._text[self._num_shown : cut])
         self._text = self._text[cut:]
         self._num_shown, self._num_passed = 0, max(0, self._num_passed - cut)
         del self._ids[:count]

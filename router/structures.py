@@ -22,7 +22,7 @@ from pdserve.structure import Structure
 from pdserve.token_matcher import TokenMatcher
 from pdserve.tokenizer import Tokenizer
 from router.metrics import RouterMetrics
-from router.text import Work
+from router.model_text import Work
 
 if TYPE_CHECKING:
     from pdserve.grammar.vocabulary import GrammarVocabulary

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.messages import Finished, FirstToken, Started
+from pdserve.messages import DecodeStarted, FirstToken, SequenceFinished
 from pdserve.request import Timings
 
 
@@ -32,7 +32,7 @@ class AttemptTimes:
     prefilling_s: float | None = None
     first_token: FirstToken | None = None
     first_token_s: float | None = None
-    started: Started | None = None
+    started: DecodeStarted | None = None
     started_s: float | None = None
 
     @property
@@ -72,8 +72,8 @@ class ChoiceTimes:
         self.first_attempt: AttemptTimes | None = None  # the one whose token was shown first
         self.first_read_s: float | None = None  # that token was read from a worker's session
         self.first_written_s: float | None = None  # and taken out to the client
-        self.started: Started | None = None
-        self.finished: Finished | None = None
+        self.started: DecodeStarted | None = None
+        self.finished: SequenceFinished | None = None
         self._last_read_s: float | None = None
         self._gaps_s = array("d")
 

@@ -12,7 +12,7 @@ from pdserve.sampling import TokenLogprobs
 
 
 class Answer:
-    """Grows with the events of a stream of n choices; their order is the client's business (`Generation`)."""
+    """Grows with the events of a stream of n choices; their order is the client's business (`ResumableGeneration`)."""
 
     def __init__(self, n: int = 1) -> None:
         self._started: Started | None = None

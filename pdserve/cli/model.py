@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pdserve.engine.config_reader import load_config
     from pdserve.engine.models import MODELS
     from pdserve.modelstore import resolve
-    from pdserve.modelstore.facts import read_facts
+    from pdserve.modelstore.model_facts import read_facts
     from pdserve.tokenizer import Tokenizer
 
     folder = resolve(arguments.model)

@@ -96,7 +96,7 @@ def _check_model(config: Config) -> None:
             "no model: give --model an alias (pdserve fetch), a Hugging Face folder or a .gguf file"
         )
     from pdserve.modelstore import resolve
-    from pdserve.modelstore.facts import read_facts
+    from pdserve.modelstore.model_facts import read_facts
 
     folder = resolve(config.worker.model)
     read_facts(folder)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pdserve.engine.config_section import Section
 from pdserve.engine.model_config import BadModel, ModelConfig, RopeConfig, read_json
 from pdserve.engine.rope_reader import read_rope, rope_section
-from pdserve.modelstore.text_part import text_part
+from pdserve.modelstore.text_config import text_config
 
 DEFAULT_ROPE_BASE = 10_000.0
 _QWEN_WINDOW, _QWEN_FIRST = 4096, 28
@@ -41,7 +41,7 @@ def load_config(folder: Path, supported: Mapping[str, Configures]) -> ModelConfi
             architecture=", ".join(map(str, architectures)) or "(none given)",
             supported=", ".join(supported),
         )
-    return supported[known[0]].configure(ConfigReader(text_part(raw), known[0]))
+    return supported[known[0]].configure(ConfigReader(text_config(raw), known[0]))
 
 
 class ConfigReader(Section):

@@ -23,7 +23,7 @@ from pdserve.engine.mapped_file import MappedFile
 from pdserve.engine.model_config import BadModel, ModelConfig, read_json
 from pdserve.engine.row_table import RowTable
 from pdserve.modelstore.progress import ByteProgress, Silent
-from pdserve.modelstore.text_part import text_tensors
+from pdserve.modelstore.text_config import text_tensors
 
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLE_PIECES = 16
@@ -32,7 +32,7 @@ _CONFIG_NOISE = ("_name_or_path", "transformers_version")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class TensorLocation:
     """Where one tensor lies: bytes [offset, offset + nbytes) of a file.
 
     shape      torch order
@@ -65,7 +65,7 @@ class Weights:
         self._progress.begin("weights", self.num_bytes)
         self._asked: set[str] = set()
         self._asked_bytes = 0
-        self._unreleased: list[StoredTensor] = []
+        self._unreleased: list[TensorLocation] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -129,12 +129,12 @@ class Weights:
             self._map(stored.file).release(stored.offset, stored.nbytes)
         return digest.hexdigest()
 
-    def _stored(self, name: str) -> StoredTensor:
+    def _stored(self, name: str) -> TensorLocation:
         if name not in self._tensors:
             raise BadModel("the model lacks a tensor", tensor=name)
         return self._tensors[name]
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def _take(self, name: str, shape: tuple[int, ...]) -> TensorLocation:
         """Look a tensor up and note that it is about to be read."""
         stored = self._stored(name)
         if stored.shape != shape:
@@ -148,7 +148,7 @@ class Weights:
         self._unreleased.append(stored)
         return stored
 
-    def _bytes(self, stored: StoredTensor) -> Tensor:
+    def _bytes(self, stored: TensorLocation) -> Tensor:
         return self._map(stored.file).view(stored.offset, stored.nbytes)
 
     def _map(self, file: Path) -> MappedFile:
@@ -157,7 +157,7 @@ class Weights:
             found = self._files[file] = MappedFile(file)
         return found
 
-    def _check(self, name: str, stored: StoredTensor) -> None:
+    def _check(self, name: str, stored: TensorLocation) -> None:
         where: dict[str, object] = {"tensor": name, "file": stored.file.name}
         if stored.kind not in dequant.UNITS:
             raise BadModel(
@@ -188,7 +188,7 @@ def _sample(raw: Tensor) -> bytes:
     return b"".join(raw[start : start + size].numpy().tobytes() for start in starts)
 
 
-def _index(folder: Path) -> dict[str, StoredTensor]:
+def _index(folder: Path) -> dict[str, TensorLocation]:
     if (folder / "tensors.json").exists():
         return _gguf_index(folder)
     shards = sorted(folder.glob("*.safetensors"))
@@ -197,18 +197,18 @@ def _index(folder: Path) -> dict[str, StoredTensor]:
         shards = [folder / name for name in sorted({str(name) for name in weight_map.values()})]
     if not shards:
         raise BadModel("the model folder has neither *.safetensors nor tensors.json", folder=str(folder))
-    found: dict[str, StoredTensor] = {}
+    found: dict[str, TensorLocation] = {}
     for shard in shards:
         found.update(_safetensors_index(shard))
     return found
 
 
-def _gguf_index(folder: Path) -> dict[str, StoredTensor]:
+def _gguf_index(folder: Path) -> dict[str, TensorLocation]:
     index = read_json(folder / "tensors.json")
     try:
         file = folder / str(index["file"])
         return {
-            str(name): StoredTensor(
+            str(name): TensorLocation(
                 file,
                 str(entry["type"]),
                 tuple(int(size) for size in entry["shape"]),
@@ -222,7 +222,7 @@ def _gguf_index(folder: Path) -> dict[str, StoredTensor]:
         raise BadModel("tensors.json is broken", folder=str(folder), reason=repr(error)) from None
 
 
-def _safetensors_index(file: Path) -> dict[str, StoredTensor]:
+def _safetensors_index(file: Path) -> dict[str, TensorLocation]:
     """The header of one file: its length (u64, little-endian), then JSON; offsets count from the header's end.
 
     Source: https://github.com/huggingface/safetensors, "Format".
@@ -235,7 +235,7 @@ def _safetensors_index(file: Path) -> dict[str, StoredTensor]:
             header = json.loads(stream.read(length))
         header.pop("__metadata__", None)
         return {
-            str(name): StoredTensor(
+            str(name): TensorLocation(
                 file,
                 str(entry["dtype"]),
                 tuple(int(size) for size in entry["shape"]),

@@ -8,7 +8,13 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits
 
 from pdserve.errors import InvalidRequest, RowFailed
-from pdserve.grammar.error_place import grammar_place, pattern_error, regex_error, schema_place, without_place
+from pdserve.grammar.error_position import (
+    grammar_place,
+    pattern_error,
+    regex_error,
+    schema_place,
+    without_place,
+)
 from pdserve.grammar.lark import is_gbnf, read_schema, schema_to_lark, to_lark
 from pdserve.grammar.matcher import CompiledStructure
 from pdserve.grammar.vocabulary import GrammarVocabulary

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from kv_transfer.facts import STREAM, LinkFacts
+from kv_transfer.link_facts import STREAM, LinkFacts
 from kv_transfer.messages import LinkState
 from kv_transfer.owner import TransferOwner
 from pdserve.engine.engine import Engine

@@ -51,21 +51,21 @@ Shape = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Generic[T, M]):
+class Converter(Generic[T, M]):
     """How one class is written to its message and read from it; `read` raises InvalidRequest."""
 
     write: Callable[[T], M]
     read: Callable[..., T]
 
 
-Plans = Mapping[type[Any], Plan[Any, Any]]
+Converters = Mapping[type[Any], Converter[Any, Any]]
 """Classes that are converted by other rules than this module's."""
 
 
-def compile_plan(
-    cls: type[T], kind: type[M], own: Plans | None = None, beside: tuple[str, ...] = ()
-) -> Plan[T, M]:
-    """The plan of a dataclass. beside: fields that its message doesn't hold, for the caller to give to `read`.
+def compile_converter(
+    cls: type[T], kind: type[M], own: Converters | None = None, beside: tuple[str, ...] = ()
+) -> Converter[T, M]:
+    """The converter of a dataclass. beside: fields that its message doesn't hold, for the caller to give to `read`.
 
     Raises TypeError if the two have different fields.
     """
@@ -79,28 +79,28 @@ class OneOf(Generic[T]):
     that has them.
     """
 
-    def __init__(self, union: Any, envelope: type[Message], own: Plans | None = None) -> None:
+    def __init__(self, union: Any, envelope: type[Message], own: Converters | None = None) -> None:
         [oneof] = envelope.DESCRIPTOR.oneofs
         inside: dict[str, Shape] = {field.name: field.message_type for field in oneof.fields}
         outside = [field.name for field in envelope.DESCRIPTOR.fields if field.name not in inside]
         classes = {cls.__name__: cls for cls in get_args(union)}
         self._envelope = envelope
         self._name = oneof.name
-        self._by_class: dict[type, tuple[str, Plan[T, Any], tuple[str, ...]]] = {}
-        self._by_field: dict[str, tuple[Plan[T, Any], tuple[str, ...]]] = {}
+        self._by_class: dict[type, tuple[str, Converter[T, Any], tuple[str, ...]]] = {}
+        self._by_field: dict[str, tuple[Converter[T, Any], tuple[str, ...]]] = {}
         for field, message in inside.items():
             cls = classes.get(message.name) or classes[field.title().replace("_", "")]
             beside = tuple(name for name in outside if name in cls.__dataclass_fields__)
-            plan = _compile(cls, message, own or {}, beside)
-            self._by_class[cls] = field, plan, beside
-            self._by_field[field] = plan, beside
+            converter = _compile(cls, message, own or {}, beside)
+            self._by_class[cls] = field, converter, beside
+            self._by_field[field] = converter, beside
         if len(self._by_class) != len(classes):
             raise TypeError(f"{envelope.DESCRIPTOR.full_name} doesn't hold all of {sorted(classes)}")
 
     def write(self, message: T) -> Any:
         """Our message in its envelope."""
-        name, plan, beside = self._by_class[type(message)]
-        inner = plan.write(message)
+        name, converter, beside = self._by_class[type(message)]
+        inner = converter.write(message)
         if not beside:
             return self._envelope(**{name: inner})
         return self._envelope(**{name: inner}, **{each: getattr(message, each) for each in beside})
@@ -110,8 +110,8 @@ class OneOf(Generic[T]):
         name = msg.WhichOneof(self._name)
         if name is None:
             return None
-        plan, beside = self._by_field[name]
-        return plan.read(getattr(msg, name), **{each: getattr(msg, each) for each in beside})
+        converter, beside = self._by_field[name]
+        return converter.read(getattr(msg, name), **{each: getattr(msg, each) for each in beside})
 
 
 class Numbers(Generic[T]):
@@ -142,7 +142,9 @@ class Numbers(Generic[T]):
         return member
 
 
-def _compile(cls: type[Any], descriptor: Shape, own: Plans, beside: tuple[str, ...]) -> Plan[Any, Any]:
+def _compile(
+    cls: type[Any], descriptor: Shape, own: Converters, beside: tuple[str, ...]
+) -> Converter[Any, Any]:
     if cls in own:
         return own[cls]
     fields = {field.name: field for field in dataclasses.fields(cls) if field.name not in beside}
@@ -169,7 +171,7 @@ def _compile(cls: type[Any], descriptor: Shape, own: Plans, beside: tuple[str, .
     checks += [f"{source.name(_agree)}({n!r}, msg.{n}, message.{n})" for n in derived]
     if hasattr(cls, "check"):
         checks.append("message.check()")
-    return source.plan(cls, GetMessageClass(descriptor), written, read, checks, beside)
+    return source.converter(cls, GetMessageClass(descriptor), written, read, checks, beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +186,9 @@ _PLAIN = _Form()
 
 
 class _Source:
-    """The source of one plan's two functions, as `dataclasses` writes an __init__: faster than any loop over fields."""
+    """Source of a converter's two functions, as `dataclasses` writes an __init__: faster than a loop over fields."""
 
-    def __init__(self, own: Plans) -> None:
+    def __init__(self, own: Converters) -> None:
         self._own = own
         self._scope: dict[str, Any] = {}
 
@@ -196,7 +198,7 @@ class _Source:
         self._scope[name] = thing
         return name
 
-    def plan(
+    def converter(
         self,
         cls: type[Any],
         kind: Any,
@@ -204,7 +206,7 @@ class _Source:
         read: Mapping[str, str],
         checks: list[str],
         beside: tuple[str, ...],
-    ) -> Plan[Any, Any]:
+    ) -> Converter[Any, Any]:
         """Compile what write and read give to the message and to the class."""
         lines = (
             "def write(message):",
@@ -215,7 +217,7 @@ class _Source:
             "    return message",
         )
         exec("\n".join(lines), self._scope)
-        return Plan(self._scope["write"], self._scope["read"])
+        return Converter(self._scope["write"], self._scope["read"])
 
     def field(self, hint: Any, field: Shape, default: Any) -> _Form:
         """How a field of this type is converted, which may be absent in one of the two."""
@@ -244,8 +246,8 @@ class _Source:
             numbers: Numbers[Any] = Numbers(hint, field.enum_type, field.name)
             return self._calls(numbers.write, numbers.read)
         if dataclasses.is_dataclass(hint):
-            plan = _compile(hint, field.message_type, self._own, ())  # type: ignore[arg-type]
-            return self._calls(plan.write, plan.read)
+            converter = _compile(hint, field.message_type, self._own, ())  # type: ignore[arg-type]
+            return self._calls(converter.write, converter.read)
         if get_origin(hint) is not tuple:
             return self._calls(dict, dict)
         item, *rest = get_args(hint)

@@ -13,17 +13,17 @@ from pdserve import messages as m
 from pdserve.block_messages import CacheEvent
 from pdserve.errors import InvalidRequest
 from pdserve.ids import WorkerRef
-from pdserve.rpc.codec import OneOf, Plan, Plans, compile_plan
+from pdserve.rpc.codec import Converter, Converters, OneOf, compile_converter
 from pdserve.rpc.params import params_from, params_to
 from pdserve.rpc.v1 import session_pb2 as pb
 from pdserve.sampling import SampleKey, SamplingParams
 
 _RESOLVED = ("temperature", "top_k", "top_p", "max_tokens")
 
-_key = compile_plan(
-    SampleKey, pb.Sampling, {SamplingParams: Plan(params_to, params_from)}, beside=("max_tokens",)
+_key = compile_converter(
+    SampleKey, pb.Sampling, {SamplingParams: Converter(params_to, params_from)}, beside=("max_tokens",)
 )
-_opening = compile_plan(WorkerRef, pb.WorkerRef)
+_opening = compile_converter(WorkerRef, pb.WorkerRef)
 
 
 def _key_to(key: SampleKey) -> pb.Sampling:
@@ -44,7 +44,7 @@ def _key_from(msg: pb.Sampling) -> SampleKey:
     return key
 
 
-_own: Plans = {SampleKey: Plan(_key_to, _key_from)}
+_own: Converters = {SampleKey: Converter(_key_to, _key_from)}
 _up: OneOf[m.Up] = OneOf(m.Up, pb.Up)
 _down: OneOf[m.Down] = OneOf(m.Down, pb.Down, _own)
 _cache_event: OneOf[CacheEvent] = OneOf(CacheEvent, pb.CacheEvent)

@@ -192,7 +192,7 @@ def test_a_decode_worker_stopped_in_mid_copy_while_its_blocks_are_reused(
     prefill = LinkEnd(ref("p", 1), folder)
     prefill.fill(1)
     process, pipe = _decode_in_mid_copy(folder, started, prefill, 1, lease_id=1)
-    prefill.owner.handle(messages.Withdraw(1, RequestCancelled("gone")))
+    prefill.owner.handle(messages.WithdrawLease(1, RequestCancelled("gone")))
     assert [closed.lease_id for closed in prefill.said(messages.LeaseClosed)] == [1]
     prefill.fill(9)
     assert process.pid is not None

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pdserve.chat_template import ChatTemplate
-from pdserve.clock import VirtualClock
 from pdserve.errors import InvalidRequest
+from tests.support.virtual_clock import VirtualClock
 
 TEMPLATES = {
     # ChatML with a default system message and tools as JSON lines; results of tools are grouped into one turn

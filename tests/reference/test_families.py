@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pdserve.engine.numerics import LinearKind, Precision
 from pdserve.engine.torch_runner import TorchRunner
-from pdserve.modelstore.facts import read_facts
+from pdserve.modelstore.model_facts import read_facts
 from tests.support.random_families import (
     FAMILIES,
     LONGROPE,

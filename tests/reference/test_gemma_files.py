@@ -15,7 +15,7 @@ import torch
 from pdserve import modelstore
 from pdserve.engine import dequant
 from pdserve.errors import UnknownModel
-from pdserve.modelstore.facts import read_facts
+from pdserve.modelstore.model_facts import read_facts
 from pdserve.tokenizer import Tokenizer
 from tests.reference.texts import PICKED, drawn
 

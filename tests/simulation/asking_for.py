@@ -9,8 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
-from pdserve.clock import VirtualClock
-from pdserve.completion import Completion, Generation, collect
+from pdserve.completion import Completion, ResumableGeneration, collect
 from pdserve.engine import fake_rule
 from pdserve.errors import Draining, RequestCancelled
 from pdserve.messages import Role
@@ -20,6 +19,7 @@ from pdserve.service.config import Config
 from pdserve.structure import StructureKind
 from tests.simulation.cluster import MakeRunner, SimCluster
 from tests.support.list_matcher import ListMatcher
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import run_virtual
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ async def ask(
 async def _events(
     cluster: SimCluster, request: GenerateRequest, on_event: Callable[[Event], None]
 ) -> AsyncGenerator[Event, None]:
-    generation = Generation(request)
+    generation = ResumableGeneration(request)
     for num_moves in itertools.count():
         app = next(router.app for router in cluster.routers.values() if router.app is not None)
         asked = replace(generation.next_request(), request_id="")

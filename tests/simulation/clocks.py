@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from pdserve.clock import Clock, VirtualClock
+from pdserve.clock import Clock
+from tests.support.virtual_clock import VirtualClock
 
 MAX_AHEAD_S = 100_000.0
 MAX_PACE_ERROR = 0.01

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from pdserve.clock import Clock, VirtualClock
+from pdserve.clock import Clock
 from pdserve.engine.fake_rule import FakeRule
 from pdserve.engine.fake_runner import FakeFaults
 from pdserve.engine.port import Runner
@@ -27,6 +27,7 @@ from tests.simulation.tape import Tape
 from tests.simulation.wires import RouterPlace, SessionFabric
 from tests.support.memory_channel import WireKind
 from tests.support.memory_network import MemoryNetwork
+from tests.support.virtual_clock import VirtualClock
 
 __all__ = ["Delays", "MakeRunner", "SimCluster", "SimRouter", "SimWorker"]
 

@@ -7,12 +7,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.clock import VirtualClock
 from pdserve.messages import Role
 from pdserve.request import Finished, GenerateRequest, Tokens
 from pdserve.sampling import SamplingParams
 from pdserve.service.config import Config
 from tests.simulation.cluster import Delays, SimCluster
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import run_virtual
 
 JOIN_S = 2.0

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable
 
 from decode_worker.attempt import DecodeState
-from pdserve.clock import VirtualClock
 from pdserve.engine import fake_rule
 from pdserve.messages import Role
 from pdserve.request import GenerateRequest, Tokens
@@ -24,6 +23,7 @@ from tests.simulation.cluster import Delays, SimCluster, SimWorker
 from tests.simulation.observer import Unobserved
 from tests.simulation.phases import attempts_of
 from tests.support.memory_channel import WireKind
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import run_virtual
 
 BLOCK_SIZE = 16

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from pdserve.clock import VirtualClock
 from pdserve.engine.fake_rule import FakeRule
 from pdserve.engine.fake_runner import FakeFaults
 from pdserve.errors import PdserveError
@@ -26,6 +25,7 @@ from tests.simulation.scenario import BLOCK_SIZE, STARTS_S, Scenario, draw_scena
 from tests.simulation.stage import Stage
 from tests.simulation.tape import Tape
 from tests.simulation.watch import Watch
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import Hang, LeftBehind, run_virtual
 
 LIMIT_S = 200.0  # virtual seconds after which a run counts as a hang

@@ -12,9 +12,9 @@ from enum import Enum
 
 import xxhash
 
-from pdserve.clock import VirtualClock
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import Granted, StartDecode
+from tests.support.virtual_clock import VirtualClock
 
 _LONG = 8  # items of a sequence that are written out
 _BIG = 1 << 32  # larger numbers are ids

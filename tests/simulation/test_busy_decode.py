@@ -6,13 +6,13 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from pdserve.clock import VirtualClock
 from pdserve.engine.port import Row
 from pdserve.messages import Role
 from pdserve.request import GenerateRequest, Tokens
 from pdserve.sampling import SamplingParams
 from pdserve.service.config import Config
 from tests.simulation.cluster import Delays, SimCluster
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import run_virtual
 
 STEP_S = 0.04  # of the decode worker

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from pdserve.clock import VirtualClock
 from pdserve.engine import fake_rule
 from pdserve.messages import Role
 from pdserve.request import Finished, GenerateRequest, Tokens
@@ -14,6 +13,7 @@ from tests.simulation.cluster import Delays, SimCluster, SimWorker
 from tests.simulation.invariants import unrest
 from tests.simulation.observer import Unobserved
 from tests.simulation.phases import attempts_of
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import run_virtual
 
 NUM_REQUESTS = 400

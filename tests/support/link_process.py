@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kv_transfer import messages
-from kv_transfer.facts import LinkFacts
+from kv_transfer.link_facts import LinkFacts
 from kv_transfer.owner import TransferOwner
 from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import SystemClock
@@ -97,7 +97,7 @@ class LinkEnd:
         block_ids = tuple(range(LAYOUT.num_blocks))
         self.owner.handle(messages.OpenLease(lease_id, decode, len(block_ids), 0))
         self.owner.handle(messages.Offer(lease_id, len(block_ids), block_ids))
-        self.owner.handle(messages.Commit(lease_id, 7, None))
+        self.owner.handle(messages.CommitLease(lease_id, 7, None))
 
     def expect_all(self, lease_id: int, prefill: WorkerRef) -> None:
         """D: the grant for it, over the whole pool in reverse order."""

@@ -19,7 +19,6 @@ import structlog
 import xxhash
 from torch import Tensor
 
-from pdserve.clock import VirtualClock
 from pdserve.engine.numerics import Precision
 from pdserve.engine.port import Row
 from pdserve.engine.torch_runner import TorchRunner
@@ -29,6 +28,7 @@ from pdserve.sampling import SamplingParams
 from pdserve.service.config import Config
 from pdserve.tokenizer import Tokenizer
 from tests.simulation.cluster import Delays, MakeRunner, SimCluster, SimWorker
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import run_virtual
 
 BLOCK_SIZE = 16

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-from pdserve.clock import VirtualClock
+from tests.support.virtual_clock import VirtualClock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

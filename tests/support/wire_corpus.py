@@ -26,6 +26,13 @@ PATH = Path(__file__).parents[1] / "unit" / "rpc" / "wire_corpus.jsonl"
 GENERATION = 7
 PAYLOAD_BYTES = 5
 """Of a DATA frame's piece, which is not in the corpus."""
+RENAMED = {
+    ("up", "Started"): "DecodeStarted",
+    ("up", "Finished"): "SequenceFinished",
+    ("link", "Hello"): "LinkHello",
+    ("link", "Stale"): "StaleLease",
+}
+"""Kinds whose classes have had other names since they were frozen; names aren't on the wire."""
 
 
 @dataclass(frozen=True)
@@ -103,5 +110,6 @@ def lines() -> tuple[Line, ...]:
     found = []
     for text in PATH.read_text("utf-8").splitlines():
         line = json.loads(text)
-        found.append(Line(line["wire"], line["kind"], bytes.fromhex(line["octets"]), line["says"]))
+        kind = RENAMED.get((line["wire"], line["kind"]), line["kind"])
+        found.append(Line(line["wire"], kind, bytes.fromhex(line["octets"]), line["says"]))
     return tuple(found)

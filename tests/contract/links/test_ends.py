@@ -76,7 +76,7 @@ def test_an_abort_at_every_point(make_world: MakeWorld, who: str) -> None:
             _turn(world)
         is_over = bool(prefill.ends(lease_id)) and bool(decode.ends(lease_id))
         if who == "prefill":
-            prefill.owner.handle(messages.Withdraw(lease_id, RequestCancelled("gone")))
+            prefill.owner.handle(messages.WithdrawLease(lease_id, RequestCancelled("gone")))
         else:
             decode.owner.handle(messages.EndLease(lease_id, Revoked("taken back")))
             assert len(decode.ends(lease_id)) == 1, "the end of a lease at D takes no turn"
@@ -136,7 +136,7 @@ def test_withdraw_tells_decode_why(world: World) -> None:
     world.open(prefill, decode, 1, NUM_BLOCKS)
     world.offer(prefill, 1, upto=2, num_new=2)
     world.settle()
-    prefill.owner.handle(messages.Withdraw(1, StepFailed("the step raised", strikes=1)))
+    prefill.owner.handle(messages.WithdrawLease(1, StepFailed("the step raised", strikes=1)))
     world.wait_ends(1, prefill, decode)
     error = _error(decode, 1)
     assert isinstance(error, StepFailed) and error.fields == {"strikes": "1"}
@@ -148,7 +148,7 @@ def test_withdraw_before_anything_was_offered(world: World) -> None:
     prefill, decode = world.node("p"), world.node("d")
     world.pair(prefill, decode)
     world.open(prefill, decode, 1, NUM_BLOCKS)
-    prefill.owner.handle(messages.Withdraw(1, RequestCancelled("gone")))
+    prefill.owner.handle(messages.WithdrawLease(1, RequestCancelled("gone")))
     assert len(prefill.ends(1)) == 1, "nothing was offered, nothing can be read: closed at once"
     world.wait_ends(1, decode)
     assert isinstance(_error(decode, 1), RequestCancelled)
@@ -182,9 +182,9 @@ def test_the_end_of_a_lease_that_is_over_is_no_error(world: World) -> None:
     sent = world.hand_off(prefill, decode, 1, NUM_BLOCKS)
     world.wait_ends(1, prefill, decode)
     decode.owner.handle(messages.EndLease(1, RequestCancelled("gone")))
-    prefill.owner.handle(messages.Withdraw(1, RequestCancelled("gone")))
+    prefill.owner.handle(messages.WithdrawLease(1, RequestCancelled("gone")))
     prefill.owner.handle(messages.Offer(1, NUM_BLOCKS, ()))
-    prefill.owner.handle(messages.Commit(1, 1, None))
+    prefill.owner.handle(messages.CommitLease(1, 1, None))
     world.settle()
     assert_handed_off(prefill, decode, 1, sent)
 
@@ -199,7 +199,7 @@ def test_nothing_is_written_after_retired(make_world: MakeWorld) -> None:
     decode.owner.handle(messages.EndLease(1, RequestCancelled("gone")))
     [retired] = decode.events(messages.Retired, 1)
     if retired.quarantine:
-        world.run(lambda: decode.events(messages.Released) == [messages.Released(1)], for_s=1.0)
+        world.run(lambda: decode.events(messages.LeaseReleased) == [messages.LeaseReleased(1)], for_s=1.0)
     for block_id in decode.granted[1]:
         decode.fill(block_id, b"\x5a" * decode.layout.block_bytes)
     world.wait_ends(1, prefill)
@@ -216,7 +216,7 @@ def test_nothing_is_read_after_lease_closed(make_world: MakeWorld) -> None:
     world.pair(prefill, decode)
     blocks = world.hand_off(prefill, decode, 1, num_blocks=12)
     world.run(lambda: bool(decode.events(messages.PullProgress, 1)))
-    prefill.owner.handle(messages.Withdraw(1, RequestCancelled("gone")))
+    prefill.owner.handle(messages.WithdrawLease(1, RequestCancelled("gone")))
     world.wait_ends(1, prefill)
     for block_id in blocks:
         prefill.fill(block_id, b"\x5a" * prefill.layout.block_bytes)
@@ -231,7 +231,7 @@ def test_a_commit_of_another_size_is_a_bug_of_that_lease_only(world: World) -> N
     world.grant(prefill, decode, 1, num_blocks=5)
     prefill.owner.handle(messages.OpenLease(1, decode.ref, 4, 0))
     world.offer(prefill, 1, upto=4, num_new=4)
-    prefill.owner.handle(messages.Commit(1, 1, None))
+    prefill.owner.handle(messages.CommitLease(1, 1, None))
     world.wait_ends(1, prefill, decode)
     error = _error(decode, 1)
     assert isinstance(error, InvariantViolated) and error.fields["want"] == 5 and error.fields["got"] == 4
@@ -265,7 +265,7 @@ def test_an_engine_that_offers_nonsense_loses_that_lease_only(
     if offer is not None:
         prefill.owner.handle(offer)
     if commit:
-        prefill.owner.handle(messages.Commit(1, 1, None))
+        prefill.owner.handle(messages.CommitLease(1, 1, None))
     world.wait_ends(1, prefill, decode)
     assert isinstance(_error(prefill, 1), InvariantViolated)
     assert isinstance(_error(decode, 1), InvariantViolated)

@@ -31,7 +31,7 @@ def test_the_first_token_and_its_logprobs_travel_with_the_commit(world: World) -
     world.open(prefill, decode, 3, num_blocks=1)
     world.offer(prefill, 3, upto=1, num_new=1)
     logprobs = TokenLogprobs(-0.5, ((9, -0.5), (4, -1.25)))
-    prefill.owner.handle(messages.Commit(3, 9, logprobs))
+    prefill.owner.handle(messages.CommitLease(3, 9, logprobs))
     world.wait_ends(3, prefill, decode)
     [handed_off] = decode.ends(3)
     assert isinstance(handed_off, messages.HandedOff)
@@ -50,7 +50,7 @@ def test_blocks_offered_while_later_chunks_run_are_pulled_at_once(world: World) 
         world.run(functools.partial(decode.to_engine.__contains__, progress))
         assert not decode.ends(5)
     sent += world.offer(prefill, 5, upto=7, num_new=1)
-    prefill.owner.handle(messages.Commit(5, 1, None))
+    prefill.owner.handle(messages.CommitLease(5, 1, None))
     world.wait_ends(5, prefill, decode)
     assert_handed_off(prefill, decode, 5, sent)
 
@@ -93,7 +93,7 @@ def test_interleaved_leases_of_random_sizes(make_world: MakeWorld, seed: int) ->
         left[lease_id] -= num_new
         sent[lease_id] += world.offer(prefill, lease_id, sizes[lease_id] - left[lease_id], num_new)
         if left[lease_id] == 0:
-            prefill.owner.handle(messages.Commit(lease_id, lease_id, None))
+            prefill.owner.handle(messages.CommitLease(lease_id, lease_id, None))
             del left[lease_id]
         for _ in range(draw.randint(0, 3)):
             world._turns()
@@ -155,7 +155,7 @@ def test_the_news_of_a_grant_may_be_later_than_the_offer(make_world: MakeWorld) 
     world.pair(prefill, decode)
     prefill.owner.handle(messages.OpenLease(4, decode.ref, 2, 0))
     sent = world.offer(prefill, 4, upto=2, num_new=2)
-    prefill.owner.handle(messages.Commit(4, 1, None))
+    prefill.owner.handle(messages.CommitLease(4, 1, None))
     world.settle()
     world.grant(prefill, decode, 4, num_blocks=2)
     world.wait_ends(4, prefill, decode)

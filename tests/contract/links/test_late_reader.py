@@ -34,7 +34,7 @@ def test_a_late_reader_is_never_confirmed(why: str, copy_s: float | None) -> Non
     world.wires.copy_delay = None if copy_s is None else lambda: copy_s
     prefill, decode, blocks = _stop_in_mid_read(world)
     if why == "withdrawn":
-        prefill.owner.handle(messages.Withdraw(1, _gone()))
+        prefill.owner.handle(messages.WithdrawLease(1, _gone()))
         assert bool(prefill.ends(1)) is (copy_s is None), (
             "the blocks stay while D's device may read them, until it has let go or its link is gone"
         )
@@ -55,7 +55,7 @@ def test_a_late_reader_whose_link_lives_on_is_never_confirmed() -> None:
     world = World("memory-one-sided")
     prefill, decode, blocks = _stop_in_mid_read(world)
     [link] = decode.owner._links
-    prefill.owner.handle(messages.Withdraw(1, _gone()))
+    prefill.owner.handle(messages.WithdrawLease(1, _gone()))
     world.sleep(0.1)
     _reuse(prefill, blocks)
     assert link.side is not None
@@ -76,7 +76,7 @@ def test_what_a_late_reader_acks_is_stale() -> None:
     world.pair(prefill, decode)
     world.hand_off(prefill, decode, 1, NUM_BLOCKS)
     world.run(lambda: decode.owner._links[0].side.leases.live(1).state.value == "acked")  # type: ignore[union-attr]
-    prefill.owner.handle(messages.Withdraw(1, _gone()))
+    prefill.owner.handle(messages.WithdrawLease(1, _gone()))
     world.wait_ends(1, prefill, decode)
     world.settle()
     assert isinstance(decode.ends(1)[0], messages.Retired)
@@ -96,9 +96,9 @@ def test_blocks_under_a_device_copy_are_quarantined_until_it_is_done() -> None:
     [retired] = decode.ends(1)
     assert isinstance(retired, messages.Retired) and retired.quarantine
     world.sleep(0.05)
-    assert not decode.events(messages.Released) and not prefill.ends(1)
+    assert not decode.events(messages.LeaseReleased) and not prefill.ends(1)
     world.wait_ends(1, prefill, for_s=0.5)
-    assert decode.events(messages.Released) == [messages.Released(1)]
+    assert decode.events(messages.LeaseReleased) == [messages.LeaseReleased(1)]
     world.wires.copy_delay = None
     sent = world.hand_off(prefill, decode, 2, num_blocks=3)
     world.wait_ends(2, prefill, decode)
@@ -118,8 +118,8 @@ def test_a_quarantine_outlives_its_link() -> None:
     world.wait_ends(1, decode, for_s=0.1)
     [retired] = decode.ends(1)
     assert isinstance(retired, messages.Retired) and retired.quarantine
-    assert not decode.events(messages.Released)
-    world.run(lambda: decode.events(messages.Released) == [messages.Released(1)], for_s=0.5)
+    assert not decode.events(messages.LeaseReleased)
+    world.run(lambda: decode.events(messages.LeaseReleased) == [messages.LeaseReleased(1)], for_s=0.5)
     world.settle()
     assert not decode.owner._links
     world.close()

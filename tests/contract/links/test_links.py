@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_transfer import messages
-from kv_transfer.facts import LinkFacts
-from kv_transfer.orders import UNWANTED_S
+from kv_transfer.link_facts import LinkFacts
+from kv_transfer.wanted_links import UNWANTED_S
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.wire_version import WIRE_VERSION
 from tests.contract.links.conftest import MakeWorld
@@ -246,7 +246,7 @@ def test_an_unwanted_link_serves_its_leases_to_the_end(make_world: MakeWorld) ->
     prefill.owner.handle(messages.CancelLink(1, decode.ref))
     world.sleep(3 * UNWANTED_S)
     sent = world.offer(prefill, 1, upto=2, num_new=2)
-    prefill.owner.handle(messages.Commit(1, 1, None))
+    prefill.owner.handle(messages.CommitLease(1, 1, None))
     world.wait_ends(1, prefill, decode)
     assert_handed_off(prefill, decode, 1, sent)
     world.sleep(3 * UNWANTED_S)
@@ -333,7 +333,7 @@ def test_a_stopped_worker_finds_its_link_ended_and_answers_stale(make_world: Mak
     assert isinstance(decode.ends(1)[0], messages.Retired)
     prefill.is_stopped = False
     world.offer(prefill, 1, upto=4, num_new=2)
-    prefill.owner.handle(messages.Commit(1, 1, None))
+    prefill.owner.handle(messages.CommitLease(1, 1, None))
     world.wait_ends(1, prefill, decode)
     [closed] = prefill.ends(1)
     assert isinstance(closed, messages.LeaseClosed) and closed.error is not None and closed.link_lost

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from kv_transfer import messages
-from kv_transfer.facts import LinkFacts
+from kv_transfer.link_facts import LinkFacts
 from kv_transfer.owner import TransferOwner
 from kv_transfer.receiver import Receiver
 from kv_transfer.transports.port import Network
 from kv_transfer.transports.stream import StreamNetwork
-from pdserve.clock import VirtualClock
 from pdserve.engine.layout import KvLayout
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.kv_memory import ByteSpan, HostMemory
@@ -26,6 +25,7 @@ from tests.support.faulty_link import Fault, FaultyNetwork
 from tests.support.memories import DeviceMemory, StagedMemory
 from tests.support.memory_channel import WireKind
 from tests.support.memory_network import MemoryNetwork
+from tests.support.virtual_clock import VirtualClock
 
 TRANSPORTS = ("stream-unix", "stream-tcp", "memfd", "memory", "memory-one-sided", "posted")
 DIVERTING = ("stream-unix", "stream-tcp", "memory")
@@ -325,7 +325,7 @@ class World:
         """Open, offer all, commit; without waiting."""
         self.open(prefill, decode, lease_id, num_blocks, num_skip)
         block_ids = self.offer(prefill, lease_id, num_blocks, num_blocks - num_skip)
-        prefill.owner.handle(messages.Commit(lease_id, 7, None))
+        prefill.owner.handle(messages.CommitLease(lease_id, 7, None))
         return block_ids
 
     def wait_ends(self, lease_id: int, *nodes: Node, for_s: float = 60.0) -> None:

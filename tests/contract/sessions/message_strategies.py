@@ -170,7 +170,7 @@ first_tokens = st.builds(
     energy_j=st.none() | seconds,
 )
 starteds = st.builds(
-    m.Started,
+    m.DecodeStarted,
     handle=ids,
     first_token=u32,
     logprobs=maybe_logprobs,
@@ -185,7 +185,7 @@ starteds = st.builds(
     energy_j=st.none() | seconds,
 )
 finisheds = st.builds(
-    m.Finished,
+    m.SequenceFinished,
     handle=ids,
     reason=st.sampled_from(FinishReason),
     num_tokens=u32,
@@ -219,9 +219,9 @@ UP: dict[type, st.SearchStrategy[Any]] = {
     m.Progress: st.builds(m.Progress, ids, st.sampled_from(m.Phase), u64),
     m.FirstToken: first_tokens,
     m.PromptLogprobs: st.builds(m.PromptLogprobs, ids, u32, st.lists(logprobs, max_size=3).map(tuple)),
-    m.Started: starteds,
+    m.DecodeStarted: starteds,
     m.Step: st.lists(step_tokens(), max_size=3).map(lambda parts: m.Step(tuple(parts))),
-    m.Finished: finisheds,
+    m.SequenceFinished: finisheds,
     m.Failed: st.builds(m.Failed, ids, failures),
     m.Unsound: st.builds(m.Unsound, failures),
     m.TokenizerFile: st.builds(m.TokenizerFile, texts, st.binary(max_size=64), flags),

@@ -10,7 +10,6 @@ import pytest
 import structlog
 
 from pdserve import messages as m
-from pdserve.clock import VirtualClock
 from pdserve.errors import WorkerLost
 from pdserve.messages import Down, Up
 from pdserve.service.peer_proof import NONCE_LIFE_S, RouterGuard
@@ -18,6 +17,7 @@ from pdserve.service.secret import prove, proves, read_secret
 from pdserve.service.settings import ConfigError
 from pdserve.session import Session
 from tests.contract.sessions.wires import grpc_server, make_dialer, no_session
+from tests.support.virtual_clock import VirtualClock
 
 SECRET = b"a" * 32
 OTHER = b"b" * 32

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pdserve.block_messages import BlockCounts
-from pdserve.clock import VirtualClock
 from pdserve.engine.block_pool import BlockPool, BlockState
 from pdserve.errors import InvariantViolated
+from tests.support.virtual_clock import VirtualClock
 
 COUNT = st.integers(0, 4)
 PICK = st.integers(0, 10_000)

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pdserve.clock import VirtualClock
 from pdserve.engine.block_pool import BlockState
 from pdserve.engine.engine import Engine
 from pdserve.engine.events import ChunkDone, EngineEvent, HandedBackSeq, Preempted, RowDied, Sampled, StepDied
@@ -17,6 +16,7 @@ from pdserve.engine.fake_runner import FakeFaults, FakeRunner
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.engine.sequence import Sequence, SequenceState
 from pdserve.sampling import SampleKey, SamplingParams
+from tests.support.virtual_clock import VirtualClock
 
 ROW_POISON = 1
 STEP_POISON = 2

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer import frames
-from kv_transfer.facts import LinkFacts
 from kv_transfer.frames import FRAME_CLASSES, Data, Frame, Kind
 from kv_transfer.framing import HEADER_BYTES, encode, enveloped, parse_body, parse_header
+from kv_transfer.link_facts import LinkFacts
 from kv_transfer.transports.stream_channel import StreamChannel
 from pdserve.errors import Failure, InvalidRequest
 from pdserve.ids import Epoch, WorkerRef
@@ -47,8 +47,8 @@ readies = st.builds(
 )
 
 FRAMES: dict[type[Frame], st.SearchStrategy[Frame]] = {
-    frames.Hello: st.builds(
-        frames.Hello.of,
+    frames.LinkHello: st.builds(
+        frames.LinkHello.of,
         sender=refs,
         receiver=refs,
         generation=u32,
@@ -70,7 +70,7 @@ FRAMES: dict[type[Frame], st.SearchStrategy[Frame]] = {
     frames.Released: st.builds(frames.Released, u64),
     frames.Withdraw: st.builds(frames.Withdraw.of, u64, failures),
     frames.Fail: st.builds(frames.Fail.of, u64, failures),
-    frames.Stale: st.builds(frames.Stale, u64, st.integers(0, 255)),
+    frames.StaleLease: st.builds(frames.StaleLease, u64, st.integers(0, 255)),
 }
 """What a peer may send, by kind."""
 any_frame: st.SearchStrategy[Frame] = st.one_of(

@@ -16,7 +16,7 @@ from pdserve.cli.main import main
 from pdserve.cli.top import Recent, json_line, polled, screen, text_line
 from pdserve.errors import InvalidRequest, NoWorker
 from pdserve.figures import RouterFigures, Spread
-from pdserve.rpc.codec import compile_plan
+from pdserve.rpc.codec import compile_converter
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.status import CLUSTER_STATUS, ClusterStatus, PairStatus, QueueStatus, WorkerStatus
 from tests.unit.cli.scripted_router import ScriptedRouter
@@ -95,7 +95,7 @@ def test_a_percentile_lies_within_its_bucket(
 )
 def test_a_histogram_that_is_none_is_refused(spread: pb.Spread) -> None:
     with pytest.raises(InvalidRequest):
-        compile_plan(Spread, pb.Spread).read(spread)
+        compile_converter(Spread, pb.Spread).read(spread)
 
 
 def test_rates_and_percentiles_are_of_the_window() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from decode_worker.core import DecodeCore
 from kv_transfer.messages import EndLease, ExpectLease, HandedOff, PullProgress, Retired
-from pdserve.clock import VirtualClock
 from pdserve.engine import fake_rule
 from pdserve.engine.engine import Engine
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner
@@ -20,9 +19,9 @@ from pdserve.engine.scheduler import EngineLimits
 from pdserve.errors import PdserveError, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
+    DecodeStarted,
     Granted,
     StartDecode,
-    Started,
     Step,
     Up,
 )
@@ -32,6 +31,7 @@ from pdserve.worker.messages import FromSession, SessionClosed, SessionOpened, S
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.role import CoreParts
 from tests.support.memories import pool_bytes
+from tests.support.virtual_clock import VirtualClock
 
 P1 = WorkerRef("p1", Epoch(1, 1))
 BLOCK = 16
@@ -202,10 +202,10 @@ class DecodeBench:
         )
 
     def tokens(self, handle: int, session_id: int = 1) -> list[int]:
-        """All tokens a router got for a handle, Started's first; checks that positions leave no gap."""
+        """All tokens a router got for a handle, DecodeStarted's first; checks that positions leave no gap."""
         tokens: list[int] = []
-        for message in self.said(Started, session_id) + self.said(Step, session_id):
-            if isinstance(message, Started) and message.handle == handle:
+        for message in self.said(DecodeStarted, session_id) + self.said(Step, session_id):
+            if isinstance(message, DecodeStarted) and message.handle == handle:
                 tokens.append(message.first_token)
             elif isinstance(message, Step):
                 for part in message.sequences:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from kv_transfer.messages import EndLease, ExpectLease, Released
+from kv_transfer.messages import EndLease, ExpectLease, LeaseReleased
 from pdserve.engine.block_pool import BlockState
 from pdserve.engine.fake_runner import FakeFaults
 from pdserve.errors import KvCorrupt, StepFailed
 from pdserve.messages import (
     Abort,
+    DecodeStarted,
     Failed,
-    Finished,
     Granted,
     Load,
     Phase,
     Progress,
     Refused,
-    Started,
+    SequenceFinished,
     StartPrefill,
     Step,
     Waiting,
@@ -50,8 +50,8 @@ class TestOneHandOff:
         assert bench.engine.pool.counts().owned == 3
         bench.run()
         assert bench.tokens(1) == bench.expected(1)
-        (finished,) = bench.said(Finished)
-        assert isinstance(finished, Finished)
+        (finished,) = bench.said(SequenceFinished)
+        assert isinstance(finished, SequenceFinished)
         assert (finished.reason, finished.num_tokens) == (FinishReason.LENGTH, 48)
         bench.assert_at_rest()
         assert bench.engine.pool.counts().cached == 2, "48 ids, but the last one was never computed"
@@ -60,14 +60,14 @@ class TestOneHandOff:
         bench = DecodeBench()
         bench.start(1, 40)
         bench.hand_off(1)
-        (started,) = bench.said(Started)
-        assert isinstance(started, Started)
+        (started,) = bench.said(DecodeStarted)
+        assert isinstance(started, DecodeStarted)
         assert (started.received_bytes, started.transport, started.transfer_s) == (4096, "stream", 0.2)
         assert (started.transfer_exposed_s, started.commit_s) == (0.1, 0.01)
         bench.clock.advance(0.5)
         bench.run()
-        (finished,) = bench.said(Finished)
-        assert isinstance(finished, Finished) and finished.decode_queue_s == 0.5
+        (finished,) = bench.said(SequenceFinished)
+        assert isinstance(finished, SequenceFinished) and finished.decode_queue_s == 0.5
 
     def test_a_block_for_the_token_behind_a_full_one_is_granted_too(self) -> None:
         bench = DecodeBench()
@@ -108,8 +108,8 @@ class TestOneHandOff:
         bench.hand_off(2)
         bench.run()
         assert bench.tokens(2) == bench.expected(2)
-        started = bench.said(Started)[-1]
-        assert isinstance(started, Started) and started.num_cached_tokens == 64
+        started = bench.said(DecodeStarted)[-1]
+        assert isinstance(started, DecodeStarted) and started.num_cached_tokens == 64
         bench.assert_at_rest()
 
     def test_replayed_tokens_count_as_generated(self) -> None:
@@ -130,8 +130,8 @@ class TestOneHandOff:
         bench.start(1, 40)
         bench.pulled(1, 3)
         bench.confirm(1, first_token=256)
-        (finished,) = bench.said(Finished)
-        assert isinstance(finished, Finished) and finished.reason is FinishReason.EOS
+        (finished,) = bench.said(SequenceFinished)
+        assert isinstance(finished, SequenceFinished) and finished.reason is FinishReason.EOS
         bench.assert_at_rest()
 
     def test_all_tokens_of_a_step_travel_in_one_message_a_session(self) -> None:
@@ -153,7 +153,7 @@ class TestOneHandOff:
         first_end = min(
             index
             for index, m in enumerate(bench.to_loop)
-            if isinstance(m, ToSession) and isinstance(m.message, Finished)
+            if isinstance(m, ToSession) and isinstance(m.message, SequenceFinished)
         )
         assert last_step < first_end, "no token after its end"
         bench.assert_at_rest()
@@ -301,7 +301,7 @@ class TestEnds:
         bench.start(1, 40)
         bench.core.handle(FromSession(1, Abort(1)))
         bench.confirm(1)
-        assert not bench.said(Started)
+        assert not bench.said(DecodeStarted)
         bench.assert_at_rest()
 
     def test_abort_by_another_router_does_nothing(self) -> None:
@@ -323,7 +323,7 @@ class TestEnds:
         bench.core.handle(FromSession(1, Abort(1)))
         bench.core.handle(FromSession(1, Abort(1)))
         bench.run()
-        assert bench.said(Finished) == [] and failures(bench) == []
+        assert bench.said(SequenceFinished) == [] and failures(bench) == []
         assert bench.engine.pool.counts().cached == 2
         bench.assert_at_rest()
 
@@ -349,7 +349,7 @@ class TestEnds:
         bench.start(1, 40)
         bench.retire(1, quarantine=True)
         assert bench.engine.pool.counts().quarantined == 3
-        bench.core.handle(Released(bench.lease(1)))
+        bench.core.handle(LeaseReleased(bench.lease(1)))
         bench.assert_at_rest()
 
     def test_the_end_of_the_session_ends_every_state(self) -> None:
@@ -423,8 +423,8 @@ class TestLocalPrefill:
         assert bench.to_transfer == []
         bench.run()
         assert bench.tokens(1) == bench.expected(1)
-        (finished,) = bench.said(Finished)
-        assert isinstance(finished, Finished) and finished.num_tokens == 108
+        (finished,) = bench.said(SequenceFinished)
+        assert isinstance(finished, SequenceFinished) and finished.num_tokens == 108
         phases = [message.phase for message in bench.said(Progress) if isinstance(message, Progress)]
         assert Phase.PREFILLING in phases
         bench.assert_at_rest()
@@ -433,7 +433,11 @@ class TestLocalPrefill:
         bench = DecodeBench()
         bench.start(1, 40, local=True, max_tokens=1)
         bench.run()
-        assert len(bench.said(Started)) == 1 and len(bench.said(Finished)) == 1 and not bench.said(Step)
+        assert (
+            len(bench.said(DecodeStarted)) == 1
+            and len(bench.said(SequenceFinished)) == 1
+            and not bench.said(Step)
+        )
         bench.assert_at_rest()
 
     def test_waits_like_any_other(self) -> None:
@@ -564,7 +568,7 @@ class TestShortOfBlocks:
         assert bench.engine.pool.available >= 4
         assert bench.said(Waiting) == [Waiting(3, 0)]
         if quarantined:
-            bench.core.handle(Released(bench.lease(2)))
+            bench.core.handle(LeaseReleased(bench.lease(2)))
         else:
             bench.hand_off(2)
         bench.turn()

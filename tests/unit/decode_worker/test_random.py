@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from kv_transfer.messages import ExpectLease, Released
+from kv_transfer.messages import ExpectLease, LeaseReleased
 from pdserve.errors import KvCorrupt, WorkerLost
 from pdserve.messages import (
     Abort,
+    DecodeStarted,
     Failed,
-    Finished,
     Granted,
     Refused,
-    Started,
+    SequenceFinished,
 )
 from pdserve.worker.messages import BeginDrain, Drained, FromSession, SessionOpened, ToSession
 from tests.unit.decode_worker.bench import DecodeBench, prompt
@@ -95,7 +95,7 @@ class Walk:
 
     def release(self) -> None:
         while self.quarantined:
-            self.bench.core.handle(Released(self.bench.lease(self.quarantined.pop())))
+            self.bench.core.handle(LeaseReleased(self.bench.lease(self.quarantined.pop())))
 
     def over(self, handle: int) -> None:
         del self.open[handle]
@@ -153,18 +153,21 @@ class Walk:
             if not isinstance(message, ToSession):
                 continue
             up = message.message
-            if isinstance(up, Granted | Started | Finished | Failed | Refused) and up.handle == handle:
+            if (
+                isinstance(up, Granted | DecodeStarted | SequenceFinished | Failed | Refused)
+                and up.handle == handle
+            ):
                 kinds.append(type(up))
         session_id = self.session_of[handle]
         tokens = self.bench.tokens(handle, session_id)
         assert tokens == self.bench.expected(handle)[: len(tokens)], f"wrong text of {handle}"
-        if kinds and kinds[-1] is Finished:
+        if kinds and kinds[-1] is SequenceFinished:
             assert tokens == self.bench.expected(handle)
         if handle in self.aborted:
             return
         assert kinds in (
-            [Granted, Started, Finished],
-            [Granted, Started, Failed],
+            [Granted, DecodeStarted, SequenceFinished],
+            [Granted, DecodeStarted, Failed],
             [Granted, Failed],
             [Failed],
             [Refused],

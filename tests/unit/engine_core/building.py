@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from pdserve.clock import VirtualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.events import EngineEvent, HandedBackSeq, RowDied, Sampled, StepDied
 from pdserve.engine.fake_rule import EOS_ID, FakeRule
@@ -12,6 +11,7 @@ from pdserve.engine.fake_runner import FakeFaults, FakeRunner
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.engine.sequence import Sequence, SequenceState
 from pdserve.sampling import SampleKey, SamplingParams
+from tests.support.virtual_clock import VirtualClock
 
 
 def sample_key(

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from pdserve.block_messages import BlockCounts
-from pdserve.clock import VirtualClock
 from pdserve.engine.block_pool import BlockPool, BlockState
 from pdserve.errors import InvariantViolated
+from tests.support.virtual_clock import VirtualClock
 
 
 def pool_of(num_blocks: int, clock: VirtualClock | None = None) -> BlockPool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pdserve.block_messages import BlockCounts
-from pdserve.clock import VirtualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.events import ChunkDone, HandedBackSeq, Preempted, RowDied, Sampled, StepDied
 from pdserve.engine.fake_rule import EOS_ID, FakeRule, expected_choice
@@ -15,6 +14,7 @@ from pdserve.engine.sequence import Sequence, SequenceState
 from pdserve.errors import InvariantViolated
 from pdserve.sampling import FinishReason
 from tests.support.memories import pool_bytes
+from tests.support.virtual_clock import VirtualClock
 from tests.unit.engine_core.building import (
     assert_at_rest,
     can_run,

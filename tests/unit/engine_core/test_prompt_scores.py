@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from pdserve.clock import VirtualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.events import ChunkDone, EngineEvent, Preempted, PromptScored, Sampled
 from pdserve.engine.fake_rule import expected_choice, expected_prompt_logprobs
@@ -19,6 +18,7 @@ from pdserve.engine.sequence import Sequence
 from pdserve.errors import RowFailed
 from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.token_mask import to_mask
+from tests.support.virtual_clock import VirtualClock
 from tests.unit.engine_core.building import (
     assert_at_rest,
     engine,

@@ -6,13 +6,13 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from pdserve.clock import VirtualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.events import Sampled
 from pdserve.engine.fake_runner import FakeRunner
 from pdserve.engine.port import Row, RowOutput
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.engine.sequence import Sequence, SequenceState
+from tests.support.virtual_clock import VirtualClock
 from tests.unit.engine_core.building import run_out, sequence, start_local
 
 

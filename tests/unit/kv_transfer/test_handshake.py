@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from kv_transfer.facts import LinkFacts, agree, breaks_determinism
 from kv_transfer.frames import Proof
 from kv_transfer.handshake import Handshake, Side
+from kv_transfer.link_facts import LinkFacts, agree, breaks_determinism
 from pdserve.errors import Incompatible, Stale
 from pdserve.ids import Epoch, WorkerRef
 

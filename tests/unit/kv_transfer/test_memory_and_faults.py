@@ -11,12 +11,12 @@ import pytest
 from kv_transfer.frames import Data, Frame, Kind, Ready
 from kv_transfer.framing import encode
 from kv_transfer.transports.port import Channel
-from pdserve.clock import VirtualClock
 from pdserve.kv_memory import ByteSpan, HostMemory
 from tests.support.faulty_link import Action, Drawn, FaultyNetwork, OnKind, Scripted
 from tests.support.memories import StagedMemory
 from tests.support.memory_channel import MAX_QUEUED_FRAMES
 from tests.support.memory_network import MemoryNetwork
+from tests.support.virtual_clock import VirtualClock
 
 
 class _Time:

@@ -1,4 +1,4 @@
-"""Cut, lease table, early frames, orders: each alone."""
+"""Pieces, lease table, early frames, wanted links: each alone."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from kv_transfer.cut import Cut
-from kv_transfer.early import EarlyFrames
+from kv_transfer.early_frames import EarlyFrames
 from kv_transfer.frames import Bye, Commit, Kind, Ready, Withdraw
 from kv_transfer.framing import HEADER_BYTES, encode, parse_body, parse_header
 from kv_transfer.lease import SendLease
 from kv_transfer.lease_table import LeaseTable
-from kv_transfer.orders import MAX_BACKOFF_S, UNWANTED_S, Orders
+from kv_transfer.pieces import BlockPieces
+from kv_transfer.wanted_links import MAX_BACKOFF_S, UNWANTED_S, WantedLinks
 from pdserve.errors import (
     Failure,
     Incompatible,
@@ -28,12 +28,12 @@ from pdserve.ids import Epoch, WorkerRef
     ("block_bytes", "piece_bytes"), [(10, 3), (9, 3), (3, 9), (1, 1), (4 << 20, 4 << 20), (5 << 20, 4 << 20)]
 )
 def test_pieces_cover_each_block_exactly(block_bytes: int, piece_bytes: int) -> None:
-    cut = Cut(block_bytes, piece_bytes)
-    spans = [cut.span(piece) for piece in range(2 * cut.pieces_per_block)]
+    pieces = BlockPieces(block_bytes, piece_bytes)
+    spans = [pieces.span(piece) for piece in range(2 * pieces.pieces_per_block)]
     for block in (0, 1):
         position = 0
         for offset, num_bytes in ((offset, size) for owner, offset, size in spans if owner == block):
-            assert offset == position and 0 < num_bytes <= cut.largest
+            assert offset == position and 0 < num_bytes <= pieces.largest
             position += num_bytes
         assert position == block_bytes
 
@@ -41,7 +41,7 @@ def test_pieces_cover_each_block_exactly(block_bytes: int, piece_bytes: int) -> 
 @pytest.mark.parametrize(("block_bytes", "piece_bytes"), [(0, 1), (1, 0), (1, (4 << 20) + 1)])
 def test_impossible_cuts_are_refused(block_bytes: int, piece_bytes: int) -> None:
     with pytest.raises(ValueError, match="piece_bytes"):
-        Cut(block_bytes, piece_bytes)
+        BlockPieces(block_bytes, piece_bytes)
 
 
 def _lease(lease_id: int) -> SendLease:
@@ -100,8 +100,8 @@ def test_a_long_reason_is_cut_to_what_the_reader_takes() -> None:
 D = [WorkerRef(f"d{index}", Epoch(1, index)) for index in range(3)]
 
 
-def _orders(max_links: int = 2) -> Orders:
-    return Orders(max_links=max_links, random=random.Random(1))
+def _orders(max_links: int = 2) -> WantedLinks:
+    return WantedLinks(max_links=max_links, random=random.Random(1))
 
 
 def test_orders_are_counted_per_session() -> None:

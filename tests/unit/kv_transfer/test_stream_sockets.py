@@ -18,9 +18,9 @@ from kv_transfer.transports.stream import StreamNetwork
 from kv_transfer.transports.stream_channel import MAX_QUEUED_BYTES, StreamChannel
 from kv_transfer.transports.stream_dial import greeting, nonce_of
 from kv_transfer.transports.unix_listener import UnixListener
-from pdserve.clock import VirtualClock
 from pdserve.errors import InvalidRequest
 from pdserve.kv_memory import HostMemory
+from tests.support.virtual_clock import VirtualClock
 
 
 @pytest.fixture

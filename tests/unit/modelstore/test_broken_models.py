@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from pdserve.cli.main import main
 from pdserve.errors import Incompatible
-from pdserve.modelstore.facts import read_facts
+from pdserve.modelstore.model_facts import read_facts
 from pdserve.modelstore.stored_tensors import SAFETENSORS_INDEX
 from pdserve.tokenizer import Tokenizer
 

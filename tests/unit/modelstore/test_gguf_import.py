@@ -13,8 +13,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from pdserve.errors import Incompatible
-from pdserve.modelstore.facts import read_facts
 from pdserve.modelstore.gguf_import import import_gguf
+from pdserve.modelstore.model_facts import read_facts
 from pdserve.tokenizer import Tokenizer as ModelTokenizer
 from tests.unit.modelstore.building import FFN, HEAD_DIM, HIDDEN, LAYERS, tokens_and_types, write_gguf
 

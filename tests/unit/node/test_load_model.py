@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pdserve.clock import VirtualClock
 from pdserve.node.load import LoadProgress, load_model
 from pdserve.service.config import load
 from pdserve.tokenizer import Tokenizer
+from tests.support.virtual_clock import VirtualClock
 from tests.unit.engine_torch.random_model import write_random_model
 
 

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from deploy.local.probe import is_ready, why_not_ready
-from pdserve.clock import VirtualClock
 from pdserve.node.load import LoadProgress, LoadState
 from pdserve.service.http import HttpServer
+from tests.support.virtual_clock import VirtualClock
 
 
 class Bar:

@@ -8,7 +8,6 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 from pdserve.cli.roles import ROLES
-from pdserve.clock import VirtualClock
 from pdserve.engine import fake_rule
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner
 from pdserve.errors import WorkerLost
@@ -17,11 +16,11 @@ from pdserve.kv_memory import HostMemory, KvMemory
 from pdserve.messages import (
     Abort,
     Credits,
+    DecodeStarted,
     Down,
     DownHeartbeat,
     Drain,
     Failed,
-    Finished,
     FirstToken,
     Granted,
     Heartbeat,
@@ -30,9 +29,9 @@ from pdserve.messages import (
     Pair,
     PairState,
     Role,
+    SequenceFinished,
     SetRole,
     StartDecode,
-    Started,
     StartPrefill,
     Step,
     Superseded,
@@ -55,6 +54,7 @@ from tests.simulation.loop_driver import DelayedInbox, LoopDriver, at_once
 from tests.support.memories import StagedMemory
 from tests.support.memory_network import MemoryNetwork
 from tests.support.memory_session import MemoryWire
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import run_virtual
 
 KEY = SampleKey(params=SamplingParams(temperature=0.0), seed=0, choice=0, eos_token_ids=(256,), max_tokens=12)
@@ -195,8 +195,8 @@ class Cluster:
         )
 
     def tokens(self, worker: str) -> list[int]:
-        started = self.router.of(worker, Started)
-        tokens = [message.first_token for message in started if isinstance(message, Started)]
+        started = self.router.of(worker, DecodeStarted)
+        tokens = [message.first_token for message in started if isinstance(message, DecodeStarted)]
         for step in self.router.of(worker, Step):
             assert isinstance(step, Step)
             tokens += [token for part in step.sequences for token in part.token_ids]
@@ -247,7 +247,7 @@ def test_a_prompt_goes_through_prefill_link_and_decode() -> None:
         await cluster.pair_up()
         assert isinstance(await cluster.router.until("p0", Credits), Credits)
         await one_request(cluster)
-        await cluster.router.until("d0", Finished)
+        await cluster.router.until("d0", SequenceFinished)
         assert cluster.tokens("d0") == fake_rule.expected_choice(IDS, KEY)
         first = await cluster.router.until("p0", FirstToken)
         assert isinstance(first, FirstToken) and first.token_id == cluster.tokens("d0")[0]
@@ -266,7 +266,7 @@ def test_both_prefills_for_itself() -> None:
         cluster.start("b0", Role.BOTH)
         await cluster.router.until("b0", Load)
         cluster.router.ends["b0"].send(cluster.start_decode(1, None))
-        await cluster.router.until("b0", Finished)
+        await cluster.router.until("b0", SequenceFinished)
         assert cluster.tokens("b0") == fake_rule.expected_choice(IDS, KEY)
         cluster.router.ends["b0"].send(Pair(cluster.router.hellos["b0"].worker, ("mem://x",)))
         state = await cluster.router.until("b0", PairState)
@@ -317,7 +317,7 @@ def test_drain_ends_with_zero_after_the_rest_is_served() -> None:
         cluster.router.ends["b0"].send(cluster.start_decode(1, None))
         cluster.router.ends["b0"].send(Drain())
         assert await cluster.running["b0"] == EXIT_OK
-        await cluster.router.until("b0", Finished)
+        await cluster.router.until("b0", SequenceFinished)
         assert cluster.tokens("b0") == fake_rule.expected_choice(IDS, KEY)
 
     play(scenario)
@@ -330,13 +330,13 @@ def test_a_role_change_drains_joins_anew_and_serves() -> None:
         await cluster.router.until("p0", Load)
         cluster.router.ends["p0"].send(cluster.start_decode(9, None))
         cluster.router.ends["p0"].send(SetRole(Role.PREFILL))
-        await cluster.router.until("p0", Finished)
+        await cluster.router.until("p0", SequenceFinished)
         while cluster.router.hellos["p0"].role is not Role.PREFILL:
             await asyncio.sleep(0.1)
         assert cluster.router.hellos["p0"].role_generation == 1
         await cluster.pair_up()
         await one_request(cluster)
-        await cluster.router.until("d0", Finished)
+        await cluster.router.until("d0", SequenceFinished)
         assert cluster.tokens("d0") == fake_rule.expected_choice(IDS, KEY)
 
     play(scenario)
@@ -373,7 +373,7 @@ def test_a_start_decode_is_answered_in_time_whatever_the_engine_does() -> None:
         cluster.start("d0", Role.DECODE)
         await cluster.router.until("d0", Load)
         cluster.router.ends["d0"].send(cluster.start_decode(1, None))
-        await cluster.router.until("d0", Finished)
+        await cluster.router.until("d0", SequenceFinished)
         assert not cluster.router.of("d0", Waiting), "an engine that answers itself needs no help"
         cluster.drivers["d0", "engine"].pause()  # between two steps, and gets no CPU
         asked_s = cluster.loop.time()
@@ -383,7 +383,9 @@ def test_a_start_decode_is_answered_in_time_whatever_the_engine_does() -> None:
         assert cluster.loop.time() - asked_s < 0.3  # of grant_s = 1
         cluster.drivers["d0", "engine"].resume()
         await asyncio.sleep(1.0)
-        assert len(cluster.router.of("d0", Finished)) == 2 and len(cluster.router.of("d0", Waiting)) == 1
+        assert (
+            len(cluster.router.of("d0", SequenceFinished)) == 2 and len(cluster.router.of("d0", Waiting)) == 1
+        )
 
     play(scenario)
 
@@ -414,8 +416,8 @@ def test_a_hand_off_waits_for_its_first_step_from_confirm_on() -> None:
             await asyncio.sleep(0.00005)  # its engine hasn't heard of it yet
         cluster.drivers["d0", "engine"].pause()
         cluster.loop.call_later(0.5, cluster.drivers["d0", "engine"].resume)
-        finished = await cluster.router.until("d0", Finished)
-        assert isinstance(finished, Finished) and 0.45 < finished.decode_queue_s < 0.55
+        finished = await cluster.router.until("d0", SequenceFinished)
+        assert isinstance(finished, SequenceFinished) and 0.45 < finished.decode_queue_s < 0.55
 
     play(scenario)
 
@@ -425,7 +427,7 @@ def test_a_hanging_engine_is_found_and_ends_the_process() -> None:
         worker = cluster.start("b0", Role.BOTH)
         await cluster.router.until("b0", Load)
         cluster.router.ends["b0"].send(cluster.start_decode(1, None))
-        await cluster.router.until("b0", Started)
+        await cluster.router.until("b0", DecodeStarted)
         hung_s = cluster.loop.time()
         cluster.drivers["b0", "engine"].pause()
         assert await cluster.running["b0"] == EXIT_UNSOUND
@@ -448,6 +450,6 @@ def test_a_role_change_asked_of_a_leaving_worker_is_no_reason_to_stay() -> None:
         worker.drain()
         assert worker.not_ready == ["draining"]
         assert await cluster.running["b0"] == EXIT_OK
-        await cluster.router.until("b0", Finished)
+        await cluster.router.until("b0", SequenceFinished)
 
     play(scenario)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from kv_transfer.messages import Commit, LeaseClosed, Offer, OpenLease, Withdraw
-from pdserve.clock import VirtualClock
+from kv_transfer.messages import CommitLease, LeaseClosed, Offer, OpenLease, WithdrawLease
 from pdserve.engine.engine import Engine
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner
 from pdserve.engine.scheduler import EngineLimits
@@ -26,6 +25,7 @@ from pdserve.worker.messages import (
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.role import CoreParts
 from prefill_worker.core import PrefillCore
+from tests.support.virtual_clock import VirtualClock
 
 D1 = WorkerRef("d1", Epoch(1, 1))
 D2 = WorkerRef("d2", Epoch(1, 2))
@@ -128,7 +128,7 @@ class PrefillBench:
     def offers(self, handle: int) -> list[Offer]:
         return [m for m in self.to_transfer if isinstance(m, Offer) and m.lease_id == 1000 + handle]
 
-    def leases(self, kind: type[OpenLease | Commit | Withdraw]) -> list[int]:
+    def leases(self, kind: type[OpenLease | CommitLease | WithdrawLease]) -> list[int]:
         """Handles whose leases were opened, committed or withdrawn, in order."""
         return [m.lease_id - 1000 for m in self.to_transfer if isinstance(m, kind)]
 

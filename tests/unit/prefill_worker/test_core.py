@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kv_transfer.messages import Commit, LeaseClosed, OpenLease, Withdraw
+from kv_transfer.messages import CommitLease, LeaseClosed, OpenLease, WithdrawLease
 from pdserve.engine import fake_rule
 from pdserve.engine.fake_runner import FakeFaults
 from pdserve.errors import InvariantViolated, Revoked, StepFailed, WorkerLost
@@ -51,12 +51,12 @@ class TestOnePrompt:
         offers = bench.offers(1)
         assert [offer.upto for offer in offers] == [2, 4, 5]
         assert [len(offer.block_ids) for offer in offers] == [2, 2, 1]
-        assert bench.leases(Commit) == [1]
+        assert bench.leases(CommitLease) == [1]
         token = fake_rule.expected_choice(prompt(72, 1), key())[0]
         (first,) = bench.said(FirstToken)
         assert isinstance(first, FirstToken)
         assert (first.token_id, first.reason) == (token, None)
-        commit = next(message for message in bench.to_transfer if isinstance(message, Commit))
+        commit = next(message for message in bench.to_transfer if isinstance(message, CommitLease))
         assert commit.first_token == token
         bench.close(1)
         assert not bench.said(Failed)
@@ -84,7 +84,7 @@ class TestOnePrompt:
         bench.start(1, 32, skip=2)
         bench.run()
         assert bench.offers(1) == []
-        assert bench.leases(Commit) == [1]
+        assert bench.leases(CommitLease) == [1]
         bench.close(1)
         bench.assert_at_rest()
 
@@ -108,7 +108,7 @@ class TestOnePrompt:
         bench.run()
         (first,) = bench.said(FirstToken)
         assert isinstance(first, FirstToken) and first.final
-        assert bench.leases(Commit) == [] and bench.leases(Withdraw) == []
+        assert bench.leases(CommitLease) == [] and bench.leases(WithdrawLease) == []
         bench.close(1, Revoked("the router aborted the decode worker"))
         assert not bench.said(Failed)
         bench.assert_at_rest()
@@ -119,10 +119,10 @@ class TestOnePrompt:
         bench.run()
         bench.clock.advance(4.5)
         bench.turn()
-        assert bench.leases(Withdraw) == []
+        assert bench.leases(WithdrawLease) == []
         bench.clock.advance(1.0)
         bench.turn()
-        assert bench.leases(Withdraw) == [1]
+        assert bench.leases(WithdrawLease) == [1]
         bench.close(1, WorkerLost("withdrawn"))
         assert not bench.said(Failed)
         bench.assert_at_rest()
@@ -202,10 +202,10 @@ class TestQueue:
         bench.start(3, 32, to=D2)
         bench.start(4, 16, to=D1)  # would fit, but stands behind 2
         bench.run()
-        assert bench.leases(Commit) == [1, 3]
+        assert bench.leases(CommitLease) == [1, 3]
         bench.close(1)
         bench.run()
-        assert bench.leases(Commit) == [1, 3, 2, 4]
+        assert bench.leases(CommitLease) == [1, 3, 2, 4]
         for handle in (3, 2, 4):
             bench.close(handle)
         bench.assert_at_rest()
@@ -214,7 +214,7 @@ class TestQueue:
         bench = PrefillBench(num_blocks=8)
         bench.start(1, 96)
         bench.run()
-        assert bench.leases(Commit) == [1]
+        assert bench.leases(CommitLease) == [1]
         bench.close(1)
         bench.assert_at_rest()
 
@@ -225,7 +225,7 @@ class TestQueue:
         bench.turn()
         assert len(bench.engine.sequences) == 1, "the second one keeps its blocks to others until it can run"
         bench.run()
-        assert bench.leases(Commit) == [1, 2]
+        assert bench.leases(CommitLease) == [1, 2]
         bench.close(1)
         bench.close(2)
         bench.assert_at_rest()
@@ -241,7 +241,7 @@ class TestQueue:
         bench.clock.advance(1.0)
         bench.turn()
         assert [failure(message) for message in bench.said(Failed)] == ["DeadlineExceeded"] * 2
-        assert bench.leases(Withdraw) == [2, 1]
+        assert bench.leases(WithdrawLease) == [2, 1]
         bench.close(1, WorkerLost("withdrawn"))
         bench.close(2, WorkerLost("withdrawn"))
         assert len(bench.said(Failed)) == 2, "each attempt is answered once"
@@ -309,7 +309,7 @@ class TestEnds:
         bench.core.handle(FromSession(1, Abort(1)))
         bench.core.handle(FromSession(1, Abort(1)))
         bench.run()
-        assert bench.leases(Withdraw) == [1]
+        assert bench.leases(WithdrawLease) == [1]
         offered = sum(len(offer.block_ids) for offer in bench.offers(1))
         assert bench.engine.pool.counts().owned == offered, "what is offered waits for LeaseClosed"
         bench.close(1, WorkerLost("withdrawn"))
@@ -323,7 +323,7 @@ class TestEnds:
         bench.core.handle(FromSession(2, Abort(1)))
         bench.core.handle(FromSession(1, Abort(77)))
         bench.run()
-        assert bench.leases(Commit) == [1]
+        assert bench.leases(CommitLease) == [1]
         bench.close(1)
         bench.assert_at_rest()
 
@@ -337,7 +337,7 @@ class TestEnds:
             bench.turn()
         bench.close_session(1)
         bench.run()
-        assert bench.leases(Withdraw) == [1]
+        assert bench.leases(WithdrawLease) == [1]
         assert [first.handle for first in bench.said(FirstToken, 2) if isinstance(first, FirstToken)] == [2]
         bench.close(1, WorkerLost("withdrawn"))
         bench.close(2)
@@ -348,7 +348,7 @@ class TestEnds:
         bench.start(1, max_tokens=1)
         bench.run()
         bench.close_session()
-        assert bench.leases(Withdraw) == [1]
+        assert bench.leases(WithdrawLease) == [1]
         bench.close(1, WorkerLost("withdrawn"))
         bench.assert_at_rest()
 
@@ -360,7 +360,7 @@ class TestEnds:
             bench.turn()
         bench.close(1, WorkerLost("the link has ended"), link_lost=True)
         assert [failure(message) for message in bench.said(Failed)] == ["WorkerLost"]
-        assert bench.leases(Withdraw) == []
+        assert bench.leases(WithdrawLease) == []
         bench.run()
         assert bench.engine.pool.counts().cached == min(num_turns, 4)
         bench.assert_at_rest()
@@ -398,7 +398,7 @@ class TestEnds:
         bench.run()
         (failed,) = bench.said(Failed)
         assert failure(failed) == "RowFailed"
-        assert bench.leases(Withdraw) == [1] and bench.leases(Commit) == [2]
+        assert bench.leases(WithdrawLease) == [1] and bench.leases(CommitLease) == [2]
         bench.close(1, WorkerLost("withdrawn"))
         bench.close(2)
         bench.assert_at_rest()
@@ -413,7 +413,7 @@ class TestEnds:
         bench.start(4, prompt(20, 2), strikes=1)
         bench.run()
         assert failure(bench.said(Failed)[-1]) == "RowFailed"
-        assert bench.leases(Commit) == [4]
+        assert bench.leases(CommitLease) == [4]
         for handle in (1, 2, 3):
             bench.close(handle, WorkerLost("withdrawn"))
         bench.close(4)
@@ -474,7 +474,7 @@ class TestDrain:
         bench.start(2)
         bench.run()
         assert [failure(message) for message in bench.said(Refused)] == ["Draining"]
-        assert bench.leases(Commit) == [1]
+        assert bench.leases(CommitLease) == [1]
         assert not any(isinstance(message, Drained) for message in bench.to_loop)
         bench.close(1)
         assert [message for message in bench.to_loop if isinstance(message, Drained)] == [Drained()]
@@ -489,7 +489,7 @@ class TestDrain:
         bench.clock.advance(11.0)
         bench.turn()
         assert [failure(message) for message in bench.said(Failed)] == ["Draining", "Draining"]
-        assert bench.leases(Withdraw) == [1, 2]
+        assert bench.leases(WithdrawLease) == [1, 2]
         bench.close(1, WorkerLost("withdrawn"))
         bench.close(2, WorkerLost("withdrawn"))
         assert any(isinstance(message, Drained) for message in bench.to_loop)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.messages import Commit, OpenLease, Withdraw
+from kv_transfer.messages import CommitLease, OpenLease, WithdrawLease
 from pdserve.engine import fake_rule
 from pdserve.errors import Stale, WorkerLost
 from pdserve.messages import (
@@ -80,7 +80,9 @@ class Walk:
         self.close_one(handle, self.random.random() < 0.5)
 
     def close_one(self, handle: int, lost: bool) -> None:
-        committed = handle in self.bench.leases(Commit) and handle not in self.bench.leases(Withdraw)
+        committed = handle in self.bench.leases(CommitLease) and handle not in self.bench.leases(
+            WithdrawLease
+        )
         if committed and not lost:
             self.bench.close(handle)
         else:
@@ -123,7 +125,7 @@ class Walk:
             self.bench.turn()
             self.look()
             for handle in list(self.open):
-                if handle in self.bench.leases(Commit) or handle in self.bench.leases(Withdraw):
+                if handle in self.bench.leases(CommitLease) or handle in self.bench.leases(WithdrawLease):
                     self.close_one(handle, lost=False)
                 elif handle in self.finals():
                     self.close_one(handle, lost=True)

@@ -16,10 +16,10 @@ from pdserve.errors import Failure, Incompatible, PdserveError, WorkerLost, to_f
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
     Credits,
+    DecodeStarted,
     Down,
     DownHeartbeat,
     Failed,
-    Finished,
     FirstToken,
     Granted,
     Heartbeat,
@@ -31,23 +31,21 @@ from pdserve.messages import (
     Progress,
     Refused,
     Role,
+    SequenceFinished,
     StartDecode,
-    Started,
     StartPrefill,
     Step,
     StepTokens,
     Up,
     Welcome,
 )
-from pdserve.request import Event, GenerateRequest, Tokens
-from pdserve.request import Finished as RequestFinished
-from pdserve.request import Started as RequestStarted
+from pdserve.request import Event, Finished, GenerateRequest, Started, Tokens
 from pdserve.sampling import FinishReason, SamplingParams
 from pdserve.service.config import Config, RouterConfig, TimeoutsConfig
 from pdserve.tokenizer import Tokenizer
 from router.app import RouterApp
 from router.generation import Generation
-from router.text import InlineWork, Work
+from router.model_text import InlineWork, Work
 from tests.support.memory_session import MemoryWire
 from tests.support.virtual_loop import VirtualLoop, run_virtual
 
@@ -293,7 +291,9 @@ class ScriptedWorker:
 
     def started(self, start: StartDecode, token_id: int, **fields: Any) -> None:
         self.say(
-            Started(handle=start.handle, first_token=token_id, logprobs=None, num_cached_tokens=0, **fields)
+            DecodeStarted(
+                handle=start.handle, first_token=token_id, logprobs=None, num_cached_tokens=0, **fields
+            )
         )
 
     def tokens(self, start: StartDecode, first_position: int, *ids: int) -> None:
@@ -302,7 +302,7 @@ class ScriptedWorker:
     def finished(
         self, start: StartDecode, num_tokens: int, reason: FinishReason = FinishReason.LENGTH
     ) -> None:
-        self.say(Finished(handle=start.handle, reason=reason, num_tokens=num_tokens))
+        self.say(SequenceFinished(handle=start.handle, reason=reason, num_tokens=num_tokens))
 
     def progress(self, start: StartDecode | StartPrefill, phase: Phase, amount: int = 0) -> None:
         self.say(Progress(start.handle, phase, amount))
@@ -350,8 +350,8 @@ class Client:
         return self._task.done()
 
     @property
-    def started(self) -> RequestStarted:
-        found = [event for event in self.events if isinstance(event, RequestStarted)]
+    def started(self) -> Started:
+        found = [event for event in self.events if isinstance(event, Started)]
         assert len(found) == 1 and self.events[0] is found[0]
         return found[0]
 
@@ -369,8 +369,8 @@ class Client:
     def text(self, choice: int = 0) -> str:
         return "".join(event.text for event in self.tokens(choice))
 
-    def finished(self, choice: int = 0) -> RequestFinished:
-        (found,) = [e for e in self.events if isinstance(e, RequestFinished) and e.choice == choice]
+    def finished(self, choice: int = 0) -> Finished:
+        (found,) = [e for e in self.events if isinstance(e, Finished) and e.choice == choice]
         return found
 
 

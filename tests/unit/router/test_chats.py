@@ -11,7 +11,7 @@ import pytest
 from pdserve.chat import Chat, ChatMessage, chat_from_proto, chat_to_proto, check_chat
 from pdserve.errors import InvalidRequest
 from pdserve.tokenizer import Tokenizer
-from router.text import InlineWork, ModelText
+from router.model_text import InlineWork, ModelText
 
 _SHOWS_ALL = (
     "{% for message in messages %}{{ message | tojson(sort_keys=true) }}\n{% endfor %}"

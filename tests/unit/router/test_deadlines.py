@@ -7,7 +7,7 @@ import pytest
 from pdserve.errors import DeadlineExceeded, Overloaded
 from pdserve.messages import Credits, StartDecode, Waiting
 from pdserve.request import Resume, ResumeChoice
-from router.pace import Pace
+from router.queue_speed import QueueSpeed
 from tests.unit.router.conversation import A, B, until_running
 from tests.unit.router.scripted import Client, Cluster, ScriptedWorker, load, virtual
 
@@ -136,16 +136,16 @@ async def test_what_a_client_reads_already_is_never_refused() -> None:
         resumed.generation.close()
 
 
-def test_the_pace_is_that_of_a_queue_that_moves() -> None:
-    pace = Pace()
-    assert pace.wait_s(5, 0.0) == 0.0
+def test_the_speed_is_that_of_a_queue_that_moves() -> None:
+    speed = QueueSpeed()
+    assert speed.wait_s(5, 0.0) == 0.0
     for n in range(20):  # each comes to an empty queue: says nothing
-        pace.started(n * 10.0, others_wait=False)
-    assert pace.wait_s(5, 200.0) == 0.0
+        speed.started(n * 10.0, others_wait=False)
+    assert speed.wait_s(5, 200.0) == 0.0
     for n in range(21):
-        pace.started(200.0 + n * 0.5, others_wait=n < 20)
-    assert pace.wait_s(4, 300.0) == pytest.approx(2.0)
-    pace.started(300.0, others_wait=True)
-    assert pace.wait_s(4, 302.0) == pytest.approx(8.0)  # it stands still
-    pace.emptied()
-    assert pace.wait_s(4, 303.0) == pytest.approx(2.0)
+        speed.started(200.0 + n * 0.5, others_wait=n < 20)
+    assert speed.wait_s(4, 300.0) == pytest.approx(2.0)
+    speed.started(300.0, others_wait=True)
+    assert speed.wait_s(4, 302.0) == pytest.approx(8.0)  # it stands still
+    speed.emptied()
+    assert speed.wait_s(4, 303.0) == pytest.approx(2.0)

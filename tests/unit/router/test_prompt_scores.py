@@ -5,18 +5,16 @@ from __future__ import annotations
 from pdserve.errors import WorkerLost
 from pdserve.messages import (
     Abort,
-    Finished,
+    DecodeStarted,
     FirstToken,
     PromptLogprobs,
+    SequenceFinished,
     StartDecode,
-    Started,
     StartPrefill,
     Step,
     StepTokens,
 )
-from pdserve.request import Finished as RequestFinished
-from pdserve.request import Prompt, Tokens
-from pdserve.request import Started as RequestStarted
+from pdserve.request import Finished, Prompt, Started, Tokens
 from pdserve.response import Energy
 from pdserve.sampling import FinishReason, TokenLogprobs
 from tests.unit.router.conversation import A, B, until_prefill
@@ -47,7 +45,7 @@ def first(worker: ScriptedWorker, start: StartPrefill, logprobs: TokenLogprobs |
 def check(client: Client) -> None:
     """All is there, once, in order."""
     kinds = [type(event) for event in client.events]
-    assert kinds == [RequestStarted, Prompt, Tokens, RequestFinished]
+    assert kinds == [Started, Prompt, Tokens, Finished]
     (prompt,) = [event for event in client.events if isinstance(event, Prompt)]
     assert (prompt.first_index, prompt.token_ids, prompt.text) == (0, tuple(b"hello"), "")
     assert prompt.logprobs == SCORES
@@ -171,7 +169,11 @@ async def test_logprobs_go_with_their_tokens_also_where_a_stop_string_holds_them
         p, d = await cluster.pair()
         client, start, prefill = await until_prefill(cluster, p, d, max_tokens=9, logprobs=0, stop=("bcx",))
         first(p, prefill, TokenLogprobs(-1.0))
-        d.say(Started(handle=start.handle, first_token=A, logprobs=TokenLogprobs(-1.0), num_cached_tokens=0))
+        d.say(
+            DecodeStarted(
+                handle=start.handle, first_token=A, logprobs=TokenLogprobs(-1.0), num_cached_tokens=0
+            )
+        )
         values = [TokenLogprobs(-float(n)) for n in range(2, 6)]
         d.say(Step((StepTokens(start.handle, 6, tuple(b"bc"), tuple(values[:2])),)))
         await cluster.settle()
@@ -228,6 +230,6 @@ async def test_energy_adds_up_over_attempts_and_is_absent_where_nobody_can_tell(
         first(p, prefill)
         d.started(start, A)
         d.say(Step((StepTokens(start.handle, 6, (B,)),)))
-        d.say(Finished(handle=start.handle, reason=FinishReason.LENGTH, num_tokens=7))
+        d.say(SequenceFinished(handle=start.handle, reason=FinishReason.LENGTH, num_tokens=7))
         await client.end()
         assert client.finished().energy is None

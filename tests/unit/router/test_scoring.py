@@ -10,7 +10,7 @@ from pdserve.messages import StartDecode, StartPrefill
 from pdserve.sampling import FinishReason
 from router.attempt_need import Need
 from router.member import Member
-from router.scoring import HANDOVER, TRIP, Scoring, Weights
+from router.scoring import HANDOVER, TRIP, CostParameters, Scoring
 from tests.unit.router.conversation import A
 from tests.unit.router.scripted import Cluster, config, load, virtual
 
@@ -31,7 +31,7 @@ def member(cluster: Cluster, worker_id: str) -> Member:
 
 def pair_parts(cluster: Cluster, asked: Need | None = None) -> dict[str, float]:
     """Of p0 and d0."""
-    scoring = Scoring(asked or need(cluster), Weights(), cluster.clock.now_s())
+    scoring = Scoring(asked or need(cluster), CostParameters(), cluster.clock.now_s())
     p, d = member(cluster, "p0"), member(cluster, "d0")
     return dict(scoring.pair(p, d, p.pairs["d0"]).parts)
 
@@ -46,16 +46,16 @@ async def test_a_decode_worker_without_room_costs_and_the_more_the_more_wait_the
             await cluster.settle()
             costs.append(pair_parts(cluster)["decode"])
         roomy, half_used, full, crowded = costs
-        assert half_used - roomy == pytest.approx(0.5 * Weights().used_pool_s)
-        assert full - half_used == pytest.approx(Weights().no_room_s, rel=0.02)
-        assert crowded - full == pytest.approx(2 * Weights().no_room_s, rel=0.02)
+        assert half_used - roomy == pytest.approx(0.5 * CostParameters().used_pool_s)
+        assert full - half_used == pytest.approx(CostParameters().no_room_s, rel=0.02)
+        assert crowded - full == pytest.approx(2 * CostParameters().no_room_s, rel=0.02)
 
 
 @virtual
 async def test_a_pair_that_failed_this_request_costs_and_so_does_any_but_the_preferred() -> None:
     async with Cluster() as cluster:
         await cluster.pair()
-        avoid_s = Weights().avoid_s
+        avoid_s = CostParameters().avoid_s
         assert pair_parts(cluster)["history"] == 0.0
         assert pair_parts(cluster, need(cluster, avoid={("p0", "d0"): 2}))["history"] == 2 * avoid_s
         assert pair_parts(cluster, need(cluster, prefer=("p0", "d1")))["history"] == avoid_s
@@ -67,7 +67,7 @@ async def test_moving_kv_to_another_host_costs_more() -> None:
     async with Cluster() as cluster:
         p, d = await cluster.prefill(host_id="a"), await cluster.decode(host_id="b")
         await cluster.link(p, d)
-        far_s = HANDOVER.base_s + HANDOVER.slope_s * Weights().other_host * len(IDS)
+        far_s = HANDOVER.base_s + HANDOVER.slope_s * CostParameters().other_host * len(IDS)
         assert pair_parts(cluster)["transfer"] == pytest.approx(far_s)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.stop_text import Released, StopText
+from router.stop_text import ReleasedText, StopText
 
 LETTERS = st.text(alphabet="abX", max_size=12)
 
@@ -32,9 +32,9 @@ def test_a_stop_string_over_token_borders_is_cut_out_with_its_ids_kept() -> None
 
 def test_what_may_begin_one_is_held_back_whole_tokens_at_a_time() -> None:
     held = StopText(["END"], False)
-    assert held.push(1, "xE") == Released((), "")
-    assert held.push(2, "") == Released((), "")  # an incomplete character behind held text waits as well
-    assert held.push(3, "y") == Released((1, 2, 3), "xEy")
+    assert held.push(1, "xE") == ReleasedText((), "")
+    assert held.push(2, "") == ReleasedText((), "")  # an incomplete character behind held text waits as well
+    assert held.push(3, "y") == ReleasedText((1, 2, 3), "xEy")
 
 
 def test_the_first_stop_string_in_the_text_counts_and_of_two_there_the_longer() -> None:
@@ -43,7 +43,7 @@ def test_the_first_stop_string_in_the_text_counts_and_of_two_there_the_longer() 
 
 
 def test_without_stop_strings_everything_passes_at_once() -> None:
-    assert StopText((), False).push(7, "text") == Released((7,), "text")
+    assert StopText((), False).push(7, "text") == ReleasedText((7,), "text")
 
 
 def run(pieces: list[str], stops: list[str], min_tokens: int) -> tuple[str, list[int], bool]:
@@ -64,8 +64,8 @@ def run(pieces: list[str], stops: list[str], min_tokens: int) -> tuple[str, list
 
 def test_before_min_tokens_nothing_stops() -> None:
     held = StopText(["a"], False)
-    assert held.pass_through(1, "a") == Released((1,), "a")
-    assert held.push(2, "b") == Released((2,), "b")
+    assert held.pass_through(1, "a") == ReleasedText((1,), "a")
+    assert held.push(2, "b") == ReleasedText((2,), "b")
 
 
 def test_a_stop_string_may_begin_before_min_tokens_and_end_behind() -> None:
@@ -79,13 +79,13 @@ def test_a_stop_string_may_begin_in_what_another_router_has_shown() -> None:
     filter_ = StopText(["END"], False)
     filter_.push(0, "the E")
     filter_.note_shown()
-    assert filter_.push(1, "N") == Released((), "")
-    assert filter_.push(2, "D and") == Released((1, 2), "", stopped=True)
+    assert filter_.push(1, "N") == ReleasedText((), "")
+    assert filter_.push(2, "D and") == ReleasedText((1, 2), "", stopped=True)
     other = StopText(["END"], False)
     other.push(0, "the E")
     other.note_shown()
-    assert other.push(1, "N") == Released((), "")
-    assert other.push(2, "T") == Released((1, 2), "NT")
+    assert other.push(1, "N") == ReleasedText((), "")
+    assert other.push(2, "T") == ReleasedText((1, 2), "NT")
 
 
 @given(

@@ -9,7 +9,6 @@ from typing import TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pdserve.clock import VirtualClock
 from pdserve.errors import InvalidRequest, InvariantViolated
 from pdserve.messages import StartDecode, StartPrefill
 from pdserve.request import Resume, ResumeChoice
@@ -17,8 +16,9 @@ from pdserve.sampling import FinishReason
 from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.metrics import RouterMetrics
+from router.model_text import InlineWork
 from router.structures import NUM_THREADS, Structures
-from router.text import InlineWork
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import VirtualLoop
 from tests.unit.router.conversation import A, B, C, until_running
 from tests.unit.router.scripted import Cluster, virtual

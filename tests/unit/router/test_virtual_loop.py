@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pdserve.clock import VirtualClock
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import Hang, LeftBehind, run_virtual
 
 

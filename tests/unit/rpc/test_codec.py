@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 
 from pdserve.errors import InvalidRequest
-from pdserve.rpc.codec import compile_plan
+from pdserve.rpc.codec import compile_converter
 
 F = descriptor_pb2.FieldDescriptorProto
 
@@ -94,16 +94,16 @@ FULL = Shape("a", 4, Colour.RED, Colour.BLUE, (Point(0.0), Point(1.0, 3.0)), 0.0
 
 @pytest.mark.parametrize("shape", [FULL, Shape("", 0, Colour.BLUE, None, ())], ids=["full", "empty"])
 def test_every_rule_of_the_table(shape: Shape) -> None:
-    plan = compile_plan(Shape, SHAPE)
-    octets = plan.write(shape).SerializeToString()
-    assert plan.read(SHAPE.FromString(octets)) == shape
+    converter = compile_converter(Shape, SHAPE)
+    octets = converter.write(shape).SerializeToString()
+    assert converter.read(SHAPE.FromString(octets)) == shape
 
 
 def test_a_new_field_is_a_line_in_the_proto_and_one_in_the_class() -> None:
     """And nothing else; the older reader doesn't see it, the newer one reads the older message by its default."""
     later_kind = kind([*FIELDS, {"name": "depth", "type": F.TYPE_UINT32}])
     later_class: Any = dataclasses.make_dataclass("Shape", [("depth", int, 0)], bases=(Shape,), frozen=True)
-    now, later = compile_plan(Shape, SHAPE), compile_plan(later_class, later_kind)
+    now, later = compile_converter(Shape, SHAPE), compile_converter(later_class, later_kind)
     message: Any = later_class(**{f.name: getattr(FULL, f.name) for f in dataclasses.fields(FULL)}, depth=9)
     octets = later.write(message).SerializeToString()
     assert later.read(later_kind.FromString(octets)) == message
@@ -116,7 +116,7 @@ def test_a_new_field_is_a_line_in_the_proto_and_one_in_the_class() -> None:
 )
 def test_a_class_and_a_message_of_different_fields_do_not_compile(fields: list[dict[str, Any]]) -> None:
     with pytest.raises(TypeError, match="different fields"):
-        compile_plan(Shape, kind(fields))
+        compile_converter(Shape, kind(fields))
 
 
 @pytest.mark.parametrize(
@@ -131,15 +131,15 @@ def test_a_class_and_a_message_of_different_fields_do_not_compile(fields: list[d
 )
 def test_what_must_not_be_said_is_refused_by_its_field(octets: bytes, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        compile_plan(Shape, SHAPE).read(SHAPE.FromString(octets))
+        compile_converter(Shape, SHAPE).read(SHAPE.FromString(octets))
     assert refused.value.fields["field"] == field
 
 
 def test_a_part_that_is_the_default_is_left_out() -> None:
     """So what is added as a message costs nothing where it isn't used, and changes no bytes that were sent before."""
-    plan = compile_plan(Shape, SHAPE)
-    assert not plan.write(Shape("", 0, Colour.BLUE, None, ())).HasField("centre")
-    assert plan.write(FULL).HasField("centre")
+    converter = compile_converter(Shape, SHAPE)
+    assert not converter.write(Shape("", 0, Colour.BLUE, None, ())).HasField("centre")
+    assert converter.write(FULL).HasField("centre")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Framed:
 
 def test_a_missing_part_without_a_default_is_refused() -> None:
     framed = kind([FIELDS[6]])
-    plan = compile_plan(Framed, framed)
-    assert plan.read(plan.write(Framed(Point(1.0)))) == Framed(Point(1.0))
+    converter = compile_converter(Framed, framed)
+    assert converter.read(converter.write(Framed(Point(1.0)))) == Framed(Point(1.0))
     with pytest.raises(InvalidRequest, match=r"missing.*centre"):
-        plan.read(framed())
+        converter.read(framed())

@@ -10,7 +10,7 @@ import pytest
 
 from pdserve import errors
 from pdserve.client import AsyncClient, Client, RouterLost
-from pdserve.completion import Generation
+from pdserve.completion import ResumableGeneration
 from pdserve.request import (
     Chat,
     ChatMessage,
@@ -203,7 +203,7 @@ async def test_a_stream_that_ends_well_without_its_last_message_is_a_bug() -> No
 
 
 def test_held_choices_keep_their_ends() -> None:
-    generation = Generation(GenerateRequest(input="x", n=2))
+    generation = ResumableGeneration(GenerateRequest(input="x", n=2))
     request = GenerateRequest(input="x")
     assert generation.resume() is None
     for event in (started(request), token(0), token(0, choice=1), finished(1, choice=1)):
@@ -217,7 +217,7 @@ def test_held_choices_keep_their_ends() -> None:
 
 
 def test_a_gap_is_a_bug() -> None:
-    generation = Generation(GenerateRequest(input="x"))
+    generation = ResumableGeneration(GenerateRequest(input="x"))
     generation.take(token(0))
     with pytest.raises(errors.InvariantViolated, match="missing or came twice"):
         generation.take(token(2))

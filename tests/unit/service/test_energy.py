@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pdserve.clock import VirtualClock
 from pdserve.energy import EnergyMeter
 from pdserve.service.energy import CpuShare, RaplMeter, SumOfMeters, find_energy_meter, rapl_zones
 from pdserve.service.nvml import NvmlGpus, Unavailable
+from tests.support.virtual_clock import VirtualClock
 
 RANGE_UJ = 262_143_328_850
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pdserve import messages as m
-from pdserve.clock import VirtualClock
 from pdserve.errors import WorkerLost
 from pdserve.session import Session
 from tests.support.memory_session import LINGER_S, MemoryWire
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import VirtualLoop
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdserve.chat_template import ChatTemplate
-from pdserve.clock import VirtualClock
+from tests.support.virtual_clock import VirtualClock
 
 OBJECT: dict[str, Any] = {"port": "Büsum", "days": [1]}
 TEXT = json.dumps(OBJECT, ensure_ascii=False)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pdserve.chat_template import ChatTemplate
-from pdserve.clock import VirtualClock
 from pdserve.errors import InvalidRequest
+from tests.support.virtual_clock import VirtualClock
 
 USER = {"role": "user", "content": "hi"}
 CHATML = (

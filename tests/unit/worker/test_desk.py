@@ -9,7 +9,6 @@ from enum import Enum
 import pytest
 from structlog.testing import capture_logs
 
-from pdserve.clock import VirtualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.events import StepDied
 from pdserve.engine.fake_runner import FakeRunner
@@ -52,6 +51,7 @@ from pdserve.worker.messages import (
 )
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.role import CoreParts, limits_of
+from tests.support.virtual_clock import VirtualClock
 
 
 class State(Enum):

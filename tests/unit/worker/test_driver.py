@@ -6,9 +6,9 @@ import asyncio
 import random
 import threading
 
-from pdserve.clock import VirtualClock
 from pdserve.worker.driver import EventWaiter, LoopInbox, ThreadDriver
 from tests.simulation.loop_driver import DelayedInbox, LoopDriver
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import run_virtual
 
 

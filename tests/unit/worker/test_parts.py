@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from pdserve.block_messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
-from pdserve.clock import VirtualClock
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner, InjectedFault
 from pdserve.engine.port import Row
 from pdserve.worker.cache_feed import CacheFeed, CacheReader
 from pdserve.worker.messages import EngineBeat, StepBegun
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.watchdog import Watchdog
+from tests.support.virtual_clock import VirtualClock
 
 
 class TestWatchdog:

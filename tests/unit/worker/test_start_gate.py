@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from pdserve.clock import VirtualClock
 from pdserve.errors import Draining
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
@@ -22,6 +21,7 @@ from pdserve.worker.messages import FromSession
 from pdserve.worker.start_gate import StartGate
 from pdserve.worker.structures import WorkerStructures
 from tests.simulation.loop_driver import at_once
+from tests.support.virtual_clock import VirtualClock
 
 T = TypeVar("T")
 EOS = 256

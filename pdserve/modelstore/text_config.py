@@ -32,7 +32,7 @@ _PREFIXES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json's content as if the model knew text only; the class stays that of the whole.
 
     Raises Incompatible if text_config is no object.

@@ -9,7 +9,7 @@ from kv_transfer.frames import MAX_PIECE_BYTES
 
 
 @dataclass(frozen=True)
-class Cut:
+class BlockPieces:
     """D's choice alone: P serves any run inside an offered block."""
 
     block_bytes: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 KEPT = 0.9  # of the average, with each new one
 
 
-class Pace:
+class QueueSpeed:
     """Idle times don't count: what came to an empty queue says nothing about how fast a full one moves."""
 
     def __init__(self) -> None:

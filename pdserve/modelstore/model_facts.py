@@ -12,7 +12,7 @@ from typing import Any
 from pdserve.errors import Incompatible
 from pdserve.modelstore.expected_tensors import check_tensors, has_own_head
 from pdserve.modelstore.stored_tensors import read_tensors
-from pdserve.modelstore.text_part import text_part, text_tensors
+from pdserve.modelstore.text_config import text_config, text_tensors
 
 _CACHE_VALUE_BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -57,7 +57,7 @@ def read_facts(folder: Path) -> ModelFacts:
     tensors, shapes that aren't those of the config.
     """
     whole: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = text_part(whole)
+    config = text_config(whole)
     tensors = text_tensors(str((config.get("architectures") or ["?"])[0]), read_tensors(folder))
     check_tensors(config, {name: tensor.shape for name, tensor in tensors.items()}, str(folder))
     hidden_size, num_heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")

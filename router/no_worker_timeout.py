@@ -12,7 +12,7 @@ from router.ticket import Ticket
 from router.topology import PAIR, Topology
 
 
-class Absence:
+class NoWorkerTimeout:
     """Ends what has waited for `wait_s` while a role was missing. Event-loop thread only.
 
     give_up  takes a ticket out of the queue and ends it with this error
