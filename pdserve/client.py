@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from types import TracebackType
@@ -24,46 +24,29 @@ from pdserve.clock import Clock, SystemClock
 from pdserve.completion import Completion, ResumableGeneration, collect
 from pdserve.errors import DeadlineExceeded, Draining
 from pdserve.fields import check_unicode
-from pdserve.ids import Epoch, WorkerRef, system_random
-from pdserve.messages import Role
 from pdserve.request import (
     Chat,
     Event,
     GenerateRequest,
     Input,
     Limits,
-    Resume,
     chat_to_proto,
     event_from_proto,
 )
-from pdserve.rpc.v1 import admin_pb2
 from pdserve.rpc.v1 import inference_pb2 as pb
-from pdserve.rpc.v1.admin_pb2_grpc import AdminStub
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
-from pdserve.rpc.values import ROLES
-from pdserve.service.peer_proof import WorkerProof
-from pdserve.service.proven_call import open_proven
-from pdserve.service.rpc import open_channel
 from pdserve.service.rpc_errors import ServerLost, error_of
+from pdserve.service.targets import RouterLost as RouterLost
+from pdserve.service.targets import Targets
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO, ClusterStatus, ModelInfo
 
 T = TypeVar("T")
-
-ADMIN_S = 10.0  # how long a router may take to let an operator in
-OPERATOR = WorkerRef("operator", Epoch(0, 0))  # whose proof of the cluster secret it is
-
-
-class RouterLost(ServerLost):
-    """No router answers any more; `resume` is what a later request can go on from, if anything had come."""
-
-    resume: Resume | None = None
 
 
 class AsyncClient:
     """Talks to one router, or to the first of several that answers. One event loop; any number of calls at once.
 
     targets  HOST:PORT, or several of them
-    secret   the cluster's, for set_role and drain_worker, if it has one
     Every method raises errors of pdserve.errors: InvalidRequest, Overloaded, DeadlineExceeded, RouterLost, …
     """
 
@@ -73,16 +56,9 @@ class AsyncClient:
         *,
         keepalive_s: float = 1.0,
         clock: Clock | None = None,
-        secret: bytes | None = None,
     ) -> None:
-        self._targets = (targets,) if isinstance(targets, str) else tuple(targets)
-        if not self._targets:
-            raise ValueError("a client needs at least one target")
-        self._keepalive_s = keepalive_s
+        self._targets = Targets(targets, keepalive_s)
         self._clock = clock or SystemClock()
-        self._secret = secret
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._current = 0  # the target that answered last
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,9 +70,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """End all calls and connections; idempotent."""
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close(None)
+        await self._targets.close()
 
     async def generate(
         self, request: GenerateRequest | Input, *, deadline_s: float | None = None
@@ -113,7 +87,7 @@ class AsyncClient:
         ends_at_s = None if deadline_s is None else self._clock.now_s() + deadline_s
         num_silent = 0  # targets in a row that said nothing
         while True:
-            target = self._targets[self._current]
+            target = self._targets.current
             try:
                 async with aclosing(self._stream(target, generation.next_request(), ends_at_s)) as events:
                     async for event in events:
@@ -126,7 +100,7 @@ class AsyncClient:
                 if generation.finished:
                     return
                 num_silent += 1
-                self._current = (self._current + 1) % len(self._targets)
+                self._targets.next()
                 # A single name may stand for several routers, so it is asked once more.
                 if num_silent >= max(2, len(self._targets)):
                     raise _lost(error, generation) from error
@@ -164,20 +138,6 @@ class AsyncClient:
         """Workers, pairs and queue as this router sees them; explain: also why requests went where they went."""
         return CLUSTER_STATUS.read(await self._unary("GetStatus", pb.GetStatusRequest(explain=explain)))
 
-    async def set_role(self, worker_id: str, role: Role, *, force: bool = False) -> None:
-        """Make a worker drain and rejoin in another role; returns when it has been told.
-
-        force  also if no other worker has the role that it leaves
-        Raises UnknownWorker; InvalidRequest if it has that role, or is the last of its own.
-        """
-        message = admin_pb2.SetRoleRequest(worker_id=worker_id, role=ROLES.write(role), force=force)
-        await self._try_targets(lambda target: self._admin(target, "SetRole", message))
-
-    async def drain_worker(self, worker_id: str, *, force: bool = False) -> None:
-        """Let a worker serve what it has, and end; otherwise as set_role."""
-        message = admin_pb2.DrainWorkerRequest(worker_id=worker_id, force=force)
-        await self._try_targets(lambda target: self._admin(target, "DrainWorker", message))
-
     async def _stream(
         self, target: str, request: GenerateRequest, ends_at_s: float | None
     ) -> AsyncGenerator[Event, None]:
@@ -197,52 +157,17 @@ class AsyncClient:
 
     async def _unary(self, method: str, message: Any) -> Any:
         """A call that may be asked of any router."""
-        return await self._try_targets(lambda target: getattr(self._stub(target), method)(message))
-
-    async def _admin(self, target: str, method: str, message: Any) -> Any:
-        """A call that a router asks the cluster secret for."""
-        stub: Any = AdminStub(self._channel(target))
-        proof = WorkerProof(OPERATOR, self._secret, system_random())
-        return await (
-            await open_proven(
-                lambda metadata: getattr(stub, method)(message, metadata=metadata), proof, target, ADMIN_S
-            )
-        )
-
-    async def _try_targets(self, call: Callable[[str], Awaitable[T]]) -> T:
-        """Each target in turn until one answers."""
-        for num_tried in range(1, len(self._targets) + 1):
-            target = self._targets[self._current]
-            try:
-                return await call(target)
-            except grpc.aio.AioRpcError as error:
-                told = error_of(error, target)
-                if not isinstance(told, ServerLost):
-                    raise told from None
-            except ServerLost as error:
-                told = error
-            self._current = (self._current + 1) % len(self._targets)
-            if num_tried == len(self._targets):
-                raise RouterLost(told.message, **told.fields) from None
-        raise AssertionError("a client has at least one target")
+        return await self._targets.ask(lambda target: getattr(self._stub(target), method)(message))
 
     def _stub(self, target: str) -> Any:
-        return InferenceStub(self._channel(target))
-
-    def _channel(self, target: str) -> grpc.aio.Channel:
-        channel = self._channels.get(target)
-        if channel is None:
-            channel = self._channels[target] = open_channel(target, keepalive_s=self._keepalive_s)
-        return channel
+        return InferenceStub(self._targets.channel(target))
 
 
 class Client:
     """The same for code without an event loop. Any thread may call; the calls run on a loop of the client's own."""
 
-    def __init__(
-        self, targets: str | Sequence[str], *, keepalive_s: float = 1.0, secret: bytes | None = None
-    ) -> None:
-        self._client = AsyncClient(targets, keepalive_s=keepalive_s, secret=secret)
+    def __init__(self, targets: str | Sequence[str], *, keepalive_s: float = 1.0) -> None:
+        self._client = AsyncClient(targets, keepalive_s=keepalive_s)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pdserve-client", daemon=True)
         self._thread.start()
@@ -299,14 +224,6 @@ class Client:
     def status(self, *, explain: bool = False) -> ClusterStatus:
         """See AsyncClient.status."""
         return self._run(self._client.status(explain=explain))
-
-    def set_role(self, worker_id: str, role: Role, *, force: bool = False) -> None:
-        """See AsyncClient.set_role."""
-        self._run(self._client.set_role(worker_id, role, force=force))
-
-    def drain_worker(self, worker_id: str, *, force: bool = False) -> None:
-        """See AsyncClient.drain_worker."""
-        self._run(self._client.drain_worker(worker_id, force=force))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -12,6 +12,7 @@ from pdserve.clock import Clock, SystemClock
 from pdserve.ids import Random, draw_text_id, system_random
 from pdserve.rpc.v1 import admin_pb2_grpc, inference_pb2_grpc, session_pb2_grpc
 from pdserve.service.config import Config
+from pdserve.service.exposure import check_router, workers_listen
 from pdserve.service.grpc_session import WorkersServicer
 from pdserve.service.http import HttpServer
 from pdserve.service.lifecycle import EXIT_OK, StopSignals
@@ -19,6 +20,7 @@ from pdserve.service.logs import set_up_logs
 from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
 from pdserve.service.secret import read_secret
+from pdserve.service.wrong_listener import WrongListener
 from pdserve.tokenizer import Tokenizer
 from router.admin_door import AdminServicer
 from router.app import RouterApp
@@ -29,6 +31,7 @@ from router.structures import NUM_THREADS
 
 log = structlog.get_logger()
 
+_LISTEN, _WORKERS_LISTEN = "router.listen", "router.workers_listen"
 STOP_GRACE_S = 2.0  # after a drain: what calls have to write their status
 
 
@@ -48,6 +51,8 @@ async def run_router(config: Config, stop_grace_s: float = STOP_GRACE_S) -> int:
     set_up_logs(config.log, role="router", router=router_id)
     log.debug("router.configured", **config.effective())
     secret = read_secret(config.cluster.secret_file)  # before the loop has anything else to do
+    for setting in check_router(config, has_secret=secret is not None):
+        log.warning("listener.insecure", setting=setting)
     tokenizer = load_tokenizer(config.router.model) if config.router.model else None
     work, structure_work = ThreadWork(), ThreadWork(NUM_THREADS, "structures")
     try:
@@ -95,31 +100,44 @@ class _Process:
             registry=self._registry,
             on_serving=lambda serving: self._health_changed.set(),
         )
-        self._server = make_server(
-            keepalive_s=config.timeouts.keepalive_s,
-            max_message_bytes=config.router.max_message_bytes,
-            random=random,
+        self._for_clients, self._for_workers = (
+            make_server(
+                keepalive_s=config.timeouts.keepalive_s,
+                max_message_bytes=config.router.max_message_bytes,
+                random=random,
+            )
+            for _ in range(2)
         )
         self._guard = RouterGuard(router_id, secret, clock, random)
-        self._health = Health(self._server)
+        self._health = Health(self._for_clients, self._for_workers)
 
     async def run(self, stop: StopSignals) -> None:
         http = HttpServer(self._registry, lambda: (), self._not_ready)
         metrics_address = await http.start(self._config.metrics.listen)
         try:
             async with self._app:
-                address = self._add_services()
-                await self._server.start()
+                address, workers_address = self._listen_for_clients(), self._listen_for_workers()
+                await self._for_workers.start()
+                await self._for_clients.start()
                 self._listening = True
                 health = self._tasks.create_task(self._tell_health())
-                log.info("router.listening", address=address, metrics=metrics_address)
+                log.info(
+                    "router.listening", address=address, workers=workers_address, metrics=metrics_address
+                )
                 await stop.wait()
                 await self._drain(health)
         finally:
             http.close()
 
-    def _add_services(self) -> str:
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._app), self._server)
+    def _listen_for_clients(self) -> str:
+        server = self._for_clients
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._app), server)
+        server.add_generic_rpc_handlers((WrongListener(dict.fromkeys((WORKERS, ADMIN), _WORKERS_LISTEN)),))
+        add_reflection(server, (INFERENCE,))
+        return bind(server, self._config.router.listen, _LISTEN)
+
+    def _listen_for_workers(self) -> str:
+        server = self._for_workers
         workers = WorkersServicer(
             on_session=self._app.attach_session,
             on_cache_events=self._app.attach_cache_events,
@@ -127,11 +145,12 @@ class _Process:
             tasks=self._tasks,
             count_unknown=self._app.metrics.count_unknown,
         )
-        session_pb2_grpc.add_WorkersServicer_to_server(workers, self._server)
+        session_pb2_grpc.add_WorkersServicer_to_server(workers, server)
         admin = AdminServicer(self._app.operators, self._guard)
-        admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
-        add_reflection(self._server, (INFERENCE, WORKERS, ADMIN))
-        return bind(self._server, self._config.router.listen)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
+        server.add_generic_rpc_handlers((WrongListener({INFERENCE: _LISTEN}),))
+        add_reflection(server, (WORKERS, ADMIN))
+        return bind(server, workers_listen(self._config.router), _WORKERS_LISTEN)
 
     async def _tell_health(self) -> None:
         """Health of the process, and of `Inference`: whether a pair could take a request now."""
@@ -150,7 +169,9 @@ class _Process:
         await self._health.drain()
         await self._app.drain()
         self._app.close_sessions()
-        await self._server.stop(self._stop_grace_s)
+        await asyncio.gather(
+            self._for_clients.stop(self._stop_grace_s), self._for_workers.stop(self._stop_grace_s)
+        )
 
     def _not_ready(self) -> list[str]:
         reasons = []

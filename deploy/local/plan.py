@@ -9,6 +9,7 @@ from pathlib import Path
 from deploy.command import PROGRAM, arguments_of, environ_of
 from pdserve.service.address import join_address, split_address
 from pdserve.service.config import Config
+from pdserve.service.exposure import workers_listen
 from pdserve.service.settings import ConfigError
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -52,9 +53,15 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """The whole cluster. `target` is what clients and workers dial."""
+    """The whole cluster.
+
+    target       what clients dial; operators: what operators and workers dial
+    secret_file  which all processes have in common
+    """
 
     target: str
+    operators: str
+    secret_file: str
     router: ProcessSpec
     workers: tuple[ProcessSpec, ...]
 
@@ -73,6 +80,7 @@ def make_plan(
     cores: Sequence[int],
     environ: Mapping[str, str],
     reserve: Callable[[str, int], int],
+    draw_secret: Callable[[int], Path],
 ) -> ClusterPlan:
     """Lay out the processes.
 
@@ -80,12 +88,17 @@ def make_plan(
     cores    CPU numbers that this process may use
     environ  of this process
     reserve  (host, port) → port: keeps an address for a child, a free port for 0; raises ConfigError if it is taken
+    draw_secret  port of the workers' listener → a file with a secret for this cluster; called if none is configured
     Raises ConfigError when the shape can't serve a request.
     """
     _check(shape, config)
     host, port = split_address(config.router.listen)
     listen = join_address(host, reserve(host, port))
     target = dialled(listen)
+    workers_host, workers_port = split_address(workers_listen(config.router))
+    workers_port = reserve(workers_host, workers_port)
+    for_workers = join_address(workers_host, workers_port)
+    secret_file = config.cluster.secret_file or str(draw_secret(workers_port))
     metrics_host, metrics_port = split_address(config.metrics.listen)
 
     def metrics(index: int) -> str:
@@ -96,7 +109,7 @@ def make_plan(
         role: str, name: str, index: int, own: Mapping[str, object], kept_on: tuple[int, ...]
     ) -> ProcessSpec:
         address = metrics(index)
-        values = {**flags, **own, "metrics.listen": address}
+        values = {**flags, **own, "metrics.listen": address, "cluster.secret_file": secret_file}
         return ProcessSpec(
             role=role,
             id=name,
@@ -114,7 +127,12 @@ def make_plan(
         "router",
         router_id,
         0,
-        {"router.listen": listen, "router.id": router_id, "router.model": _router_model(config)},
+        {
+            "router.listen": listen,
+            "router.workers_listen": for_workers,
+            "router.id": router_id,
+            "router.model": _router_model(config),
+        },
         (),
     )
     workers = []
@@ -122,11 +140,17 @@ def make_plan(
         name = f"{role}-{roles[:index].count(role)}"
         own: dict[str, object] = {
             "worker.id": name,
-            "worker.routers": target,
+            "worker.routers": dialled(for_workers),
             "engine.threads": shares[index].num_threads,
         }
         workers.append(spec(role, name, index + 1, own, shares[index].cores))
-    return ClusterPlan(target=target, router=router, workers=tuple(workers))
+    return ClusterPlan(
+        target=target,
+        operators=dialled(for_workers),
+        secret_file=secret_file,
+        router=router,
+        workers=tuple(workers),
+    )
 
 
 def dialled(address: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from deploy.local.plan import ClusterPlan
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
@@ -19,12 +21,17 @@ class ProcessRow:
     metrics: str
 
 
-def write_ready_file(path: Path, router: str, processes: Sequence[ProcessRow]) -> None:
+def write_ready_file(path: Path, plan: ClusterPlan, processes: Sequence[ProcessRow]) -> None:
     """Replace the file in one step: a reader sees the old content or the new, never a part.
 
     Raises OSError.
     """
-    content = {"router": router, "processes": [asdict(row) for row in processes]}
+    content = {
+        "router": plan.target,
+        "operators": plan.operators,
+        "secret_file": plan.secret_file,
+        "processes": [asdict(row) for row in processes],
+    }
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     scratch.replace(path)

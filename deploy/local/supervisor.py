@@ -229,7 +229,7 @@ class Supervisor:
             if slot.child is not None
         ]
         try:
-            write_ready_file(self._ready_file, self._plan.target, rows)
+            write_ready_file(self._ready_file, self._plan, rows)
         except OSError as error:
             self._fail(f"the ready file can't be written: {error}")
 

@@ -18,8 +18,10 @@ from deploy.local.restarts import RestartPolicy
 from deploy.local.screen import PlainScreen, Screen, TerminalScreen
 from deploy.local.supervisor import Supervisor
 from pdserve.clock import SystemClock
+from pdserve.ids import system_random
 from pdserve.service.config import Config
 from pdserve.service.lifecycle import EXIT_SUPERSEDED, EXIT_USAGE
+from pdserve.service.local_secret import drawn_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ def run_up(options: UpOptions) -> str | None:
             cores=usable_cores(),
             environ=os.environ,
             reserve=ports.reserve,
+            draw_secret=lambda port: stack.enter_context(drawn_secret(port, system_random())),
         )
         width = max(len(spec.id) for spec in plan.processes)
         terminal = stack.enter_context(TerminalScreen(sys.stderr, width)) if options.is_terminal else None

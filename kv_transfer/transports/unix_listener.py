@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import stat
-import tempfile
 from typing import Self
 
 import structlog
 
 from kv_transfer.transports.stream_dial import UNIX_SCHEME
-from pdserve.errors import InvalidRequest
 from pdserve.ids import Random
+from pdserve.service.private_folder import default_private_folder, make_private
 
 _BACKLOG = 64
 _MAX_PATH_BYTES = 100
@@ -40,14 +38,14 @@ class UnixListener:
 
         Raises InvalidRequest if the folder isn't private.
         """
-        folder = unix_dir or os.path.join(tempfile.gettempdir(), f"pdserve-{os.getuid()}")
+        folder = unix_dir or str(default_private_folder())
         nonce = f"{random.getrandbits(64):016x}"
         path = os.path.join(folder, f"kv.{nonce}.sock")
         if len(path.encode()) > _MAX_PATH_BYTES:
             log.warning("link.no_unix_socket", reason="path too long", path=path)
             return None
         try:
-            _make_private(folder)
+            make_private(folder, "Unix sockets")
             _remove_stale(folder)
             return cls(_listen(path), path, nonce)
         except OSError as error:
@@ -58,18 +56,6 @@ class UnixListener:
         self.sock.close()
         with contextlib.suppress(FileNotFoundError):  # somebody tidied up before us
             os.unlink(self.path)
-
-
-def _make_private(folder: str) -> None:
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise InvalidRequest(
-            "the folder for Unix sockets must be private (0700, this user's)",
-            unix_dir=folder,
-            mode=f"{stat.S_IMODE(found.st_mode):o}",
-            owner=found.st_uid,
-        )
 
 
 def _listen(path: str) -> socket.socket:

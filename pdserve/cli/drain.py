@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pdserve.cli.target import add_worker, open_client
+from pdserve.cli.target import add_worker, ask_operators
 
 DESCRIPTION = """\
 Lets a worker take no new work, serve what it has (at most timeouts.drain_s), and end with exit code 0; what is left
@@ -20,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask once."""
-    with open_client(arguments) as client:
-        client.drain_worker(arguments.worker, force=arguments.force)
+    ask_operators(arguments, lambda operator: operator.drain_worker(arguments.worker, force=arguments.force))
     print(f"{arguments.worker} drains, then ends")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pdserve.cli.target import add_worker, open_client
+from pdserve.cli.target import add_worker, ask_operators
 
 DESCRIPTION = """\
 Makes a worker drain and rejoin in another role; its weights stay loaded. Returns when the worker has been told:
@@ -22,7 +22,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask once."""
     from pdserve.messages import Role
 
-    with open_client(arguments) as client:
-        client.set_role(arguments.worker, Role(arguments.set), force=arguments.force)
+    role = Role(arguments.set)
+    ask_operators(
+        arguments, lambda operator: operator.set_role(arguments.worker, role, force=arguments.force)
+    )
     print(f"{arguments.worker} drains, then rejoins as {arguments.set}")
     return 0

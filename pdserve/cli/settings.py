@@ -21,10 +21,17 @@ WORKER = {
     "deterministic": "engine.deterministic",
     "threads": "engine.threads",
     "engine": "engine.kind",
+    "insecure": "cluster.insecure",
 }
-ROUTER = {"listen": "router.listen", "model": "router.model", "id": "router.id"}
-UP = {name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine")} | {
-    "listen": "router.listen"
+ROUTER = {
+    "listen": "router.listen",
+    "workers-listen": "router.workers_listen",
+    "model": "router.model",
+    "id": "router.id",
+    "insecure": "cluster.insecure",
+}
+UP = {name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")} | {
+    name: ROUTER[name] for name in ("listen", "workers-listen")
 }
 
 
@@ -41,7 +48,7 @@ def given_settings(arguments: argparse.Namespace, shorts: Mapping[str, str]) -> 
     """ "table.key" → text of what the command line sets, in its short or long form. Raises ConfigError for both."""
     flags = flags_of(arguments)
     for short, key in shorts.items():
-        value = getattr(arguments, short)
+        value = getattr(arguments, short.replace("-", "_"))
         if value is not None and flags.setdefault(key, value) != value:
             raise ConfigError(f"command line: --{short} {value} contradicts --{key} {flags[key]}")
     return flags

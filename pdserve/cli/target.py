@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
-from pdserve.service.address import split_address
+from pdserve.service.address import is_loopback, split_address
+from pdserve.service.local_secret import local_secret_file
 from pdserve.service.secret import read_secret
 
 if TYPE_CHECKING:  # grpc takes a quarter of a second: only commands that really run pay for it
     from pdserve.client import Client
+    from pdserve.operator_client import OperatorClient
 
 DEFAULT_TARGET = "127.0.0.1:50051"
+DEFAULT_OPERATORS_TARGET = "127.0.0.1:50052"
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """Where the router is."""
+    """Where clients reach the router."""
+    _add_target(parser, DEFAULT_TARGET, "a router")
+
+
+def _add_target(parser: argparse.ArgumentParser, default: str, what: str) -> None:
     parser.add_argument(
         "--target",
-        default=DEFAULT_TARGET,
+        default=default,
         metavar="HOST:PORT[,…]",
-        help=f"a router, or several to go on with if one is lost (default {DEFAULT_TARGET})",
+        help=f"{what}, or several to go on with if one is lost (default {default})",
     )
 
 
@@ -36,19 +45,53 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
         "--secret-file",
         default="",
         metavar="F",
-        help="the cluster's secret (cluster.secret_file), if it has one",
+        help="the cluster's secret (cluster.secret_file); that of `pdserve up` on this machine is found without",
     )
-    add_target(parser)
+    _add_target(parser, DEFAULT_OPERATORS_TARGET, "a router's address for operators (router.workers_listen)")
 
 
 def open_client(arguments: argparse.Namespace) -> Client:
     """A client for --target; nothing is dialled yet.
 
-    Raises InvalidRequest for what is no address, ConfigError for a --secret-file that can't be used.
+    Raises InvalidRequest for what is no address.
     """
+    targets = _targets(arguments)
+    from pdserve.client import Client
+
+    return Client(targets)
+
+
+def ask_operators(
+    arguments: argparse.Namespace, ask: Callable[[OperatorClient], Coroutine[Any, Any, None]]
+) -> None:
+    """Ask once, with the cluster's secret if it has one.
+
+    Raises InvalidRequest for what is no address, ConfigError for a --secret-file that can't be used, and what the
+    answer says.
+    """
+    targets = _targets(arguments)
+    secret = read_secret(arguments.secret_file or _local_secret_of(targets))
+    from pdserve.operator_client import OperatorClient
+
+    async def run() -> None:
+        async with OperatorClient(targets, secret=secret) as operator:
+            await ask(operator)
+
+    asyncio.run(run())
+
+
+def _local_secret_of(targets: Sequence[str]) -> str:
+    """The file of a `pdserve up` of this user at one of these addresses."""
+    for target in targets:
+        _, port = split_address(target)
+        file = local_secret_file(port)
+        if is_loopback(target) and file.is_file():
+            return str(file)
+    return ""
+
+
+def _targets(arguments: argparse.Namespace) -> list[str]:
     targets = [part.strip() for part in arguments.target.split(",")]
     for target in targets:
         split_address(target)
-    from pdserve.client import Client
-
-    return Client(targets, secret=read_secret(getattr(arguments, "secret_file", "")))
+    return targets

@@ -11,6 +11,7 @@ from pathlib import Path
 from pdserve.cli.settings import UP, add_settings, given_settings, read_settings
 from pdserve.errors import Incompatible
 from pdserve.service.config import Config
+from pdserve.service.exposure import check_router, check_worker
 from pdserve.service.settings import ConfigError
 
 DESCRIPTION = """\
@@ -56,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         log_dir=arguments.log_dir,
         is_terminal=is_terminal,
     )
+    check_router(config, has_secret=True)  # its own, if no other is set
+    check_worker(config, has_secret=True)
     _check_ready_file(options.ready_file)
     _check_model(config)
     try:

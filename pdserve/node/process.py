@@ -23,6 +23,7 @@ from pdserve.node.worker import Worker
 from pdserve.owner import Waiter
 from pdserve.service.config import Config
 from pdserve.service.energy import find_energy_meter
+from pdserve.service.exposure import check_worker
 from pdserve.service.grpc_session import GrpcDialer
 from pdserve.service.http import HttpServer
 from pdserve.service.lifecycle import EXIT_OK, EXIT_UNSOUND, StopSignals
@@ -62,6 +63,8 @@ async def run_worker(
     set_up_logs(config.log, role=role.value, worker=me.id)
     log.debug("worker.configured", epoch=str(epoch), **config.effective())
     secret = read_secret(config.cluster.secret_file)
+    for setting in check_worker(config, has_secret=secret is not None):
+        log.warning("listener.insecure", setting=setting)
     metrics = WorkerMetrics()
     health = _Health(metrics)
     http = HttpServer(metrics.registry, health.not_alive, health.not_ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -22,6 +23,15 @@ def split_address(text: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """The text form; puts IPv6 hosts in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only processes of this machine reach HOST:PORT. Of names only "localhost" is known to be so."""
+    host, _ = split_address(address)
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def file_of(text: str) -> Path | None:

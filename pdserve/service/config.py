@@ -32,6 +32,10 @@ def _address(text: str) -> str:
     return ""
 
 
+def _address_or_none(text: str) -> str:
+    return _address(text) if text else ""
+
+
 def _routers(texts: tuple[str, ...]) -> str:
     try:
         is_well_formed = all(file_of(text) is not None or not _address(text) for text in texts)
@@ -88,7 +92,12 @@ class RouterConfig:
 
     id: str = setting("", "name of this router in logs and sessions; empty = drawn at start", verify=plain_id)
     listen: str = setting(
-        "127.0.0.1:50051", "address of the gRPC server; port 0 = a free one", verify=_address
+        "127.0.0.1:50051", "address where clients reach it; port 0 = a free one", verify=_address
+    )
+    workers_listen: str = setting(
+        "",
+        "address where workers and operators reach it; empty = 127.0.0.1, at the port after the clients'",
+        verify=_address_or_none,
     )
     model: str = setting(
         "", "tokenizer of this alias, folder or .gguf file; empty = the first worker sends its own"
@@ -124,8 +133,9 @@ class WorkerConfig:
     id: str = setting("", "name of this worker; empty = drawn at start", verify=plain_id)
     role: str = setting("both", "the worker's role", choices=("prefill", "decode", "both"))
     routers: tuple[str, ...] = setting(
-        ("127.0.0.1:50051",),
-        "routers it dials: HOST:PORT, where a name may stand for several, or file:///PATH of a file with one a line",
+        ("127.0.0.1:50052",),
+        "routers it dials, at their router.workers_listen: HOST:PORT, where a name may stand for several, "
+        "or file:///PATH of a file with one a line",
         verify=_routers,
     )
     model: str = setting("", "fetched alias, Hugging Face folder, or .gguf file")
@@ -219,6 +229,9 @@ class ClusterConfig:
 
     secret_file: str = setting(
         "", "file with a secret of at least 32 bytes; every process must prove that it knows it"
+    )
+    insecure: bool = setting(
+        False, "listen also where strangers can reach it without a proof of who they are"
     )
     wire_minor: int = setting(
         WIRE_VERSION[1],

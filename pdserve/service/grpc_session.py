@@ -156,13 +156,14 @@ class GrpcDialer:
         self._running: dict[asyncio.Task[None], None] = {}
 
     async def dial(self, address: str) -> Session[Up, Down]:
-        """Open a session. Raises WorkerLost if nobody answers there, or the router refuses; the reason is in it."""
+        """Open a session. Raises WorkerLost if nobody answers there; Unauthenticated or Incompatible, which an
+        operator must see to, if the router refuses."""
         channel = self._open(address)
         try:
             call = await self._call(session_pb2_grpc.WorkersStub(channel).Session, address)
         except BaseException as error:
             await channel.close(None)
-            if isinstance(error, PdserveError):
+            if isinstance(error, PdserveError) and not isinstance(error, Unauthenticated | Incompatible):
                 raise _not_opened(error, address) from error
             raise
         decode: Tolerant[Down] = Tolerant("session", convert.down_from_proto, self._count_unknown)
@@ -239,8 +240,6 @@ async def _answer_snapshots(call: Any, source: SourceReader, address: str) -> No
 
 
 def _not_opened(error: PdserveError, address: str) -> WorkerLost:
-    if isinstance(error, Unauthenticated | Incompatible):  # comes again until an operator acts
-        log.warning("session.refused", peer=address, reason=str(error))
     return WorkerLost("no session with the router", peer=address, reason=str(error))
 
 

@@ -2,12 +2,14 @@
 
 A worker's first call carries its nonce; a router with a secret refuses it with a nonce of its own. The second call
 carries the proof over both, and the router's proof comes back in its initial metadata. A router's nonce is good for
-one call within NONCE_LIFE_S.
+one call within NONCE_LIFE_S; the router keeps nothing of it before the proof, so however many strangers knock, whoever
+knows the secret gets in. Strangers are told nothing but that they aren't known.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import hashlib
+import hmac
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,7 +28,9 @@ CHALLENGE_KEY = "pdserve-challenge-bin"
 PROOF_KEY = "pdserve-proof-bin"
 
 NONCE_LIFE_S = 10.0
-MAX_NONCES = 1024
+_TIME_BYTES = 8
+_DRAWN_BYTES = 8
+_REFUSED = "not known here"
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -41,7 +45,8 @@ class RouterGuard:
         self._secret = secret
         self._clock = clock
         self._random = random
-        self._challenges: OrderedDict[bytes, float] = OrderedDict()  # nonce → end of its life
+        self._stamp_key = draw_nonce(random)
+        self._spent: dict[bytes, float] = {}  # nonce → end of its life
 
     async def admit(self, context: Any) -> None:
         """Check the call and send the initial metadata. Aborts the call as UNAUTHENTICATED."""
@@ -50,35 +55,44 @@ class RouterGuard:
         if self._secret is not None:
             nonce = _octets(told.get(NONCE_KEY))
             if PROOF_KEY not in told:
-                reason = "prove the cluster secret: this router has cluster.secret_file set"
-                challenge = ((CHALLENGE_KEY, self.challenge()),)
                 if not nonce:  # a worker without a secret; one that has it knocks like this first
-                    log.warning("session.refused", peer=context.peer(), reason=reason)
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason, challenge)
+                    log.warning("session.refused", peer=context.peer(), reason="it has no secret to prove")
+                await context.abort(
+                    grpc.StatusCode.UNAUTHENTICATED, _REFUSED, ((CHALLENGE_KEY, self.challenge()),)
+                )
             who = (str(told.get(WORKER_KEY, "")), str(told.get(EPOCH_KEY, "")))
-            challenge_nonce = _octets(told.get(CHALLENGE_KEY))
-            known = self.spend(challenge_nonce)
-            if not known or not proves(
-                _octets(told[PROOF_KEY]), self._secret, "worker", nonce, challenge_nonce, *who
-            ):
-                reason = "the cluster secret of this worker is another" if known else "the nonce is not live"
-                log.warning("session.refused", peer=context.peer(), worker=who[0], reason=reason)
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
-            proof = prove(self._secret, "router", nonce, challenge_nonce, self._router_id, *who)
-            answer = (*answer, (PROOF_KEY, proof))
+            challenge = _octets(told.get(CHALLENGE_KEY))
+            proof = _octets(told[PROOF_KEY])
+            is_right = proves(proof, self._secret, "worker", nonce, challenge, *who)
+            if not is_right or not self.spend(challenge):
+                reason = "the nonce is not live" if is_right else "its secret is another"
+                log.warning("session.refused", peer=context.peer(), reason=reason)
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSED)
+            mine = prove(self._secret, "router", nonce, challenge, self._router_id, *who)
+            answer = (*answer, (PROOF_KEY, mine))
         await context.send_initial_metadata(answer)
 
     def challenge(self) -> bytes:
-        """A nonce for one call."""
-        while len(self._challenges) >= MAX_NONCES:
-            self._challenges.popitem(last=False)
-        nonce = draw_nonce(self._random)
-        self._challenges[nonce] = self._clock.now_s() + NONCE_LIFE_S
-        return nonce
+        """A nonce for one call: the end of its life, random bytes, and the stamp by which it is known again."""
+        ends_ms = round((self._clock.now_s() + NONCE_LIFE_S) * 1000)
+        drawn = self._random.getrandbits(8 * _DRAWN_BYTES).to_bytes(_DRAWN_BYTES, "little")
+        body = ends_ms.to_bytes(_TIME_BYTES, "little") + drawn
+        return body + self._stamp(body)
 
     def spend(self, nonce: bytes) -> bool:
-        """Whether this nonce was given out, not long ago, and not used."""
-        return self._challenges.pop(nonce, 0.0) >= self._clock.now_s()
+        """Whether this nonce was given out here, not long ago, and not spent before. Call it for a right proof only."""
+        body, stamp = nonce[: _TIME_BYTES + _DRAWN_BYTES], nonce[_TIME_BYTES + _DRAWN_BYTES :]
+        if not hmac.compare_digest(stamp, self._stamp(body)):
+            return False
+        now_s, ends_s = self._clock.now_s(), int.from_bytes(body[:_TIME_BYTES], "little") / 1000
+        self._spent = {each: until_s for each, until_s in self._spent.items() if until_s >= now_s}
+        if ends_s < now_s or nonce in self._spent:
+            return False
+        self._spent[nonce] = ends_s
+        return True
+
+    def _stamp(self, body: bytes) -> bytes:
+        return hashlib.blake2b(body, key=self._stamp_key, digest_size=16).digest()
 
 
 class WorkerProof:
@@ -100,6 +114,14 @@ class WorkerProof:
             return None
         proof = prove(self._secret, "worker", self._nonce, challenge, *self._who)
         return (*self.knock(), (CHALLENGE_KEY, challenge), (PROOF_KEY, proof))
+
+    def explain(self, refusal: Unauthenticated) -> Unauthenticated:
+        """A router's refusal, which says nothing, in words for this side's operator."""
+        if self._secret is None:
+            hint = "the router wants cluster.secret_file proven, which isn't set here"
+        else:
+            hint = "the router doesn't accept the proof: is its cluster.secret_file another?"
+        return Unauthenticated(hint, target=refusal.fields.get("target", ""))
 
     def check_router(self, initial: Any, challenge: bytes, address: str) -> None:
         """Raises Unauthenticated if this worker has a secret and the router did not prove it."""

@@ -11,6 +11,7 @@ import grpc.aio
 
 from pdserve.service.peer_proof import ROUTER_KEY, Metadata, WorkerProof, challenge_of, read_metadata
 from pdserve.service.rpc_errors import ServerLost, error_of
+from pdserve.service.secret import Unauthenticated
 
 
 async def open_proven(
@@ -38,7 +39,8 @@ async def open_proven(
                     answer = proof.answer(challenge)
                 if answer is None:
                     status = grpc.aio.AioRpcError(code, initial, trailing, await call.details(), "")
-                    raise error_of(status, address)
+                    told = error_of(status, address)
+                    raise proof.explain(told) if isinstance(told, Unauthenticated) else told
                 metadata = answer
     except TimeoutError:
         raise ServerLost("no answer in time", target=address, limit_s=limit_s) from None

@@ -52,7 +52,11 @@ def make_server(*, keepalive_s: float, max_message_bytes: int, random: Random) -
 
 
 def bind(server: grpc.aio.Server, address: str, key: str = "router.listen") -> str:
-    """Listen on HOST:PORT (0 = a free port); returns the address with its real port. Raises ConfigError."""
+    """Listen on HOST:PORT (0 = a free port); returns the address with its real port.
+
+    key  the setting that a refusal names
+    Raises ConfigError.
+    """
     host, _ = split_address(address)
     try:
         port = server.add_insecure_port(address)
@@ -79,11 +83,12 @@ def open_channel(target: str, *, keepalive_s: float, max_message_bytes: int = -1
 
 
 class Health:
-    """The standard health service: "" is the process, names are services."""
+    """The standard health service of a process, on all of its servers: "" is the process, names are services."""
 
-    def __init__(self, server: grpc.aio.Server) -> None:
+    def __init__(self, *servers: grpc.aio.Server) -> None:
         self._servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        for server in servers:
+            health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def serving(self, service: str) -> None:
         """From now on SERVING."""

@@ -28,6 +28,7 @@ from pdserve.messages import (
     Welcome,
 )
 from pdserve.service.cache_events import Subscribe
+from pdserve.service.secret import Unauthenticated
 from pdserve.session import Session
 from pdserve.wire_version import FIRST, WireVersion, spoken, text
 
@@ -47,7 +48,7 @@ class SessionDialer(Protocol):
     """Opens sessions with routers."""
 
     async def dial(self, address: str) -> WorkerSession:
-        """Raises WorkerLost when nobody answers there."""
+        """Raises WorkerLost when nobody answers there, Unauthenticated or Incompatible when the router refuses."""
         ...
 
     async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
@@ -202,7 +203,7 @@ class RouterSessions:
             while self._wanted(address):
                 try:
                     router_id = await self._join_once(address)
-                except Incompatible as error:
+                except (Incompatible, Unauthenticated) as error:
                     self._note_misfit(address, error)
                     await asyncio.sleep(_MISFIT_BACK_OFF_S * (0.5 + 0.5 * self._random.random()))
                     continue
@@ -217,7 +218,7 @@ class RouterSessions:
             self._unreachable.pop(address, None)
             self._misfits.pop(address, None)
 
-    def _note_misfit(self, address: str, error: Incompatible) -> None:
+    def _note_misfit(self, address: str, error: PdserveError) -> None:
         """Tell the operator, once for each reason."""
         if self._misfits.get(address) != str(error):
             self._misfits[address] = str(error)
@@ -244,7 +245,8 @@ class RouterSessions:
     async def _join_once(self, address: str) -> str | None:
         """One session from dial to end. Returns the router's id if it took this worker in.
 
-        Raises Incompatible if the router says that this worker doesn't fit.
+        Raises Incompatible if the router says that this worker doesn't fit, Unauthenticated if either isn't known to
+        the other.
         """
         try:
             async with asyncio.timeout(_DIAL_S):

@@ -100,7 +100,7 @@ def with_grace(command: tuple[str, ...], stop_grace_s: float) -> tuple[str, ...]
         "from router.process import run_router\n"
         "words = sys.argv[1:]\n"
         "names = {'--listen': 'router.listen', '--id': 'router.id', '--log.format': 'log.format',"
-        " '--metrics.listen': 'metrics.listen'}\n"
+        " '--metrics.listen': 'metrics.listen', '--workers-listen': 'router.workers_listen'}\n"
         "flags = {names[word]: value for word, value in zip(words[::2], words[1::2])}\n"
         f"sys.exit(asyncio.run(run_router(load(flags=flags), {stop_grace_s})))\n"
     )

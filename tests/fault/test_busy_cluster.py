@@ -15,6 +15,7 @@ import pytest
 
 from pdserve.client import AsyncClient
 from pdserve.messages import Role
+from pdserve.operator_client import OperatorClient
 from tests.support.asking import Question, ask, at_rest, status_of
 from tests.support.singles import Single, Singles
 from tests.support.waiting import until
@@ -41,9 +42,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Singles]:
 class Churn:
     """What happens to the workers while requests run, one thing after another; after each all workers are there."""
 
-    def __init__(self, cluster: Singles, client: AsyncClient, random: Random) -> None:
+    def __init__(
+        self, cluster: Singles, client: AsyncClient, operator: OperatorClient, random: Random
+    ) -> None:
         self._cluster = cluster
         self._client = client
+        self._operator = operator
         self._random = random
         self._num_joined = 0
         self._things = {
@@ -85,7 +89,7 @@ class Churn:
         """There and back."""
         own, other = Role(worker.role), Role.DECODE if worker.role == "prefill" else Role.PREFILL
         for role in (other, own):
-            await self._client.set_role(worker.id, role)
+            await self._operator.set_role(worker.id, role)
             await until(f"{worker.id} has joined as {role}", lambda role=role: self._serves_as(worker, role))  # type: ignore[misc]
 
     async def _serves_as(self, worker: Single, role: Role) -> bool:
@@ -108,7 +112,8 @@ async def test_every_text_is_right_and_no_block_stays_behind(
     addresses = [router.address for router in cluster.routers]
     workers = [worker.id for worker in cluster.workers]
     clients = [AsyncClient(addresses), AsyncClient(addresses[::-1])]
-    churn = Churn(cluster, clients[0], random)
+    operator = OperatorClient([router.operators for router in cluster.routers])
+    churn = Churn(cluster, clients[0], operator, random)
     room = asyncio.Semaphore(NUM_AT_ONCE)
     attempts: Counter[int] = Counter()
 
@@ -128,6 +133,7 @@ async def test_every_text_is_right_and_no_block_stays_behind(
     for client in clients:
         await at_rest(client, workers)
         await client.close()
+    await operator.close()
     preemptions = sum([await worker.metric("pdserve_preemptions_total") for worker in cluster.workers])
     print(f"attempts {dict(attempts)}, churn {dict(churn.done)}, preemptions {preemptions:.0f}")
     assert attempts.total() == num_things * num_each

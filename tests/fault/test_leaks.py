@@ -15,6 +15,7 @@ import pytest
 
 from pdserve.client import AsyncClient
 from pdserve.messages import Role
+from pdserve.operator_client import OperatorClient
 from tests.support.asking import Question, ask, at_rest, status_of
 from tests.support.footprint import Footprint
 from tests.support.singles import Single, Singles
@@ -39,14 +40,15 @@ def cluster(tmp_path: Path) -> Iterator[Singles]:
     [(20, 60), pytest.param(100, 1_000, marks=[pytest.mark.slow, pytest.mark.timeout(1_200)])],
 )
 async def test_joining_and_leaving(cluster: Singles, num_first: int, num_all: int) -> None:
-    async with AsyncClient(cluster.all["r0"].address) as client:
+    router = cluster.all["r0"]
+    async with AsyncClient(router.address) as client, OperatorClient(router.operators) as operator:
         await all_at_rest(client)
         for _ in range(num_first // 2):
-            await there_and_back(client)
+            await there_and_back(client, operator)
         await all_at_rest(client)
         before = {each.id: Footprint.of(each.pid) for each in cluster.all.values()}
         for _ in range((num_all - num_first) // 2):
-            await there_and_back(client)
+            await there_and_back(client, operator)
         await all_at_rest(client)
         for each in cluster.all.values():
             await holds_no_more(each, before[each.id])
@@ -78,11 +80,11 @@ async def all_at_rest(client: AsyncClient) -> None:
     await until("both pairs are up", lambda: pairs_up(client, {("p0", "d0"), ("w", "d0")}))
 
 
-async def there_and_back(client: AsyncClient) -> None:
+async def there_and_back(client: AsyncClient, operator: OperatorClient) -> None:
     """A leave and a join as a decode worker, and one as a prefill worker."""
-    await client.set_role("w", Role.DECODE)
+    await operator.set_role("w", Role.DECODE)
     await until("w decodes", lambda: pairs_up(client, {("p0", "d0"), ("p0", "w")}))
-    await client.set_role("w", Role.PREFILL)
+    await operator.set_role("w", Role.PREFILL)
     await until("w prefills", lambda: pairs_up(client, {("p0", "d0"), ("w", "d0")}))
 
 

@@ -18,7 +18,7 @@ FAKE = ("--engine", "fake", "--engine.num-blocks", "256")
 def name_in(file: Path, *routers: Single) -> None:
     """As an operator's tool should: in one step."""
     scratch = file.with_suffix(".new")
-    scratch.write_text("".join(f"{router.address}  # {router.id}\n" for router in routers))
+    scratch.write_text("".join(f"{router.operators}  # {router.id}\n" for router in routers))
     scratch.replace(file)
 
 

@@ -117,7 +117,13 @@ class Harness:
         self.journal = folder / "journal"
         specs = [self._spec(name, ports, behaviour) for name, behaviour in behaviours.items()]
         self.supervisor = Supervisor(
-            ClusterPlan(target="127.0.0.1:1", router=specs[0], workers=tuple(specs[1:])),
+            ClusterPlan(
+                target="127.0.0.1:1",
+                operators="127.0.0.1:2",
+                secret_file="",
+                router=specs[0],
+                workers=tuple(specs[1:]),
+            ),
             policy=RestartPolicy(
                 first_delay_s=0.05, final_exits={78: "its configuration is wrong"}, final_starts={}
             ),

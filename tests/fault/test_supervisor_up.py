@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,26 @@ def test_a_killed_process_comes_back_and_serves(tmp_path: Path, role: str) -> No
         assert cluster.row(role).pid != before.pid
         assert cluster.target == target
         assert run_cli("generate", "--target", target, "--max-tokens", "4", "hello").returncode == 0
+
+
+def test_its_processes_share_a_secret_that_nobody_else_sees(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, *FAKE, "--both", "2", "--log.level", "debug") as cluster:
+        ready = json.loads((tmp_path / "ready.json").read_text())
+        file, operators = Path(ready["secret_file"]), ready["operators"]
+        secret = file.read_text().strip()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(secret) == 64
+        for row in cluster.processes():
+            for shown in ("cmdline", "environ"):
+                assert secret.encode() not in Path(f"/proc/{row.pid}/{shown}").read_bytes()
+        own = run_cli("drain", "--worker", "both-1", "--target", operators)  # it finds the file by itself
+        assert own.returncode == 0, own.stderr
+        other = tmp_path / "other"
+        other.write_text("x" * 32)
+        refused = run_cli("drain", "--worker", "both-0", "--target", operators, "--secret-file", str(other))
+        assert refused.returncode == 1 and "doesn't accept the proof" in refused.stderr
+        assert cluster.stop() == 0
+        assert secret not in cluster.log_tail(10_000_000)
+    assert not file.exists()
 
 
 def test_an_address_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) -> None:

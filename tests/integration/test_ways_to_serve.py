@@ -132,7 +132,7 @@ async def test_operators_change_roles_and_drain_by_command(tmp_path: Path) -> No
         cluster.worker("decode", "d0", *FAKE)
         cluster.worker("decode", "d1", *FAKE)
         cluster.start()
-        target = ("--target", router.address)
+        target = ("--target", router.operators)
         async with AsyncClient(router.address) as client:
             await at_rest(client, ["d0", "d1", "p0"], heartbeat_s=HEARTBEAT_S)
             refused = await asyncio.to_thread(run_cli, "drain", "--worker", "p0", *target)
@@ -153,7 +153,7 @@ async def test_operators_change_roles_and_drain_by_command(tmp_path: Path) -> No
             assert await asyncio.to_thread(cluster.all["p0"].wait) == 0
             served = await serves(client, ["d0", "d1"])
             assert {(prefill, decode) for prefill, decode, _ in served} == {("d1", "d0")}
-            shown = await asyncio.to_thread(run_cli, "status", *target)
+            shown = await asyncio.to_thread(run_cli, "status", "--target", router.address)
             assert "d1" in shown.stdout and "p0" not in shown.stdout
 
 

@@ -30,7 +30,8 @@ STOP_LIMIT_S = 60.0
 class Single:
     """One process and its later incarnations, which have the same id and addresses.
 
-    address  where clients and workers reach it, if it is a router; metrics: its HTTP server
+    address, operators  where clients, and where workers and operators, reach it, if it is a router
+    metrics             its HTTP server
     """
 
     role: str
@@ -39,6 +40,7 @@ class Single:
     metrics: str
     log: Path
     address: str = ""
+    operators: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
 
@@ -137,9 +139,10 @@ class Singles:
 
     def router(self, name: str, *flags: str) -> Single:
         """A router, not yet started."""
-        address = f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}"
-        single = self._make("router", name, "--listen", address, "--id", name, *flags)
-        single.address = address
+        address, operators = (f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}" for _ in range(2))
+        listen = ("--listen", address, "--workers-listen", operators)
+        single = self._make("router", name, *listen, "--id", name, *flags)
+        single.address, single.operators = address, operators
         return single
 
     def worker(
@@ -154,7 +157,7 @@ class Singles:
 
         Without either: all that were made before it.
         """
-        addresses = ",".join(router.address for router in routers or self.routers)
+        addresses = ",".join(router.operators for router in routers or self.routers)
         dialled = addresses if routers_file is None else routers_file.as_uri()
         command = "worker" if role == "both" else role
         return self._make(role, name, "--id", name, "--routers", dialled, *flags, command=command)

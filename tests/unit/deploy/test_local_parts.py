@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.output import FolderOutput, PrefixedOutput
+from deploy.local.plan import ClusterPlan, ProcessSpec
 from deploy.local.ports import PortReservations
 from deploy.local.ready_file import ProcessRow, remove_ready_file, write_ready_file
 from pdserve.service.settings import ConfigError
@@ -19,10 +20,16 @@ ROW = ProcessRow("decode", "decode-0", 4711, "127.0.0.1:9102")
 
 def test_the_ready_file_has_the_documented_form_and_leaves_no_scratch(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
-    write_ready_file(path, "127.0.0.1:1", [])
-    write_ready_file(path, "127.0.0.1:50051", [ROW])
+    router = ProcessSpec(role="router", id="r", command=(), metrics="", environ={})
+    plan = ClusterPlan(
+        target="127.0.0.1:50051", operators="127.0.0.1:50052", secret_file="/s", router=router, workers=()
+    )
+    write_ready_file(path, plan, [])
+    write_ready_file(path, plan, [ROW])
     assert json.loads(path.read_text()) == {
         "router": "127.0.0.1:50051",
+        "operators": "127.0.0.1:50052",
+        "secret_file": "/s",
         "processes": [{"role": "decode", "id": "decode-0", "pid": 4711, "metrics": "127.0.0.1:9102"}],
     }
     assert list(tmp_path.iterdir()) == [path]

@@ -33,6 +33,7 @@ def plan_of(
         cores=range(num_cores),
         environ={},
         reserve=CountingPorts().reserve,
+        draw_secret=lambda port: Path(f"/private/secret.{port}"),
     )
 
 
@@ -61,8 +62,25 @@ def test_workers_dial_the_router_where_it_listens_and_metrics_addresses_differ()
     plan = plan_of(Shape(num_prefill=1, num_decode=1), load(flags={"router.listen": "0.0.0.0:7000"}))
     assert plan.target == "127.0.0.1:7000"
     assert flags_of(plan.router)["router.listen"] == "0.0.0.0:7000"
-    assert {flags_of(spec)["worker.routers"] for spec in plan.workers} == {"127.0.0.1:7000"}
+    assert flags_of(plan.router)["router.workers-listen"] == "127.0.0.1:7001"
+    assert {flags_of(spec)["worker.routers"] for spec in plan.workers} == {"127.0.0.1:7001"}
+    assert plan.operators == "127.0.0.1:7001"
     assert len({spec.metrics for spec in plan.processes}) == 3
+
+
+def test_workers_dial_where_they_are_listened_for() -> None:
+    config = load(flags={"router.workers_listen": "0.0.0.0:7005"})
+    plan = plan_of(Shape(num_both=1), config)
+    assert flags_of(plan.router)["router.workers-listen"] == "0.0.0.0:7005"
+    assert flags_of(plan.workers[0])["worker.routers"] == plan.operators == "127.0.0.1:7005"
+
+
+def test_all_processes_have_one_secret_drawn_unless_one_is_set() -> None:
+    plan = plan_of(Shape(num_prefill=1, num_decode=1))
+    assert {flags_of(spec)["cluster.secret-file"] for spec in plan.processes} == {"/private/secret.50052"}
+    assert plan.secret_file == "/private/secret.50052"
+    own = plan_of(Shape(num_both=1), load(flags={"cluster.secret_file": "/etc/s"}))
+    assert {flags_of(spec)["cluster.secret-file"] for spec in own.processes} == {"/etc/s"}
 
 
 def test_workers_that_read_weights_get_huge_pages_for_them() -> None:
@@ -91,7 +109,8 @@ def test_the_router_reads_the_tokenizer_itself_while_the_workers_load() -> None:
 def test_a_free_port_is_reserved_for_port_zero() -> None:
     plan = plan_of(Shape(num_both=1), load(flags={"router.listen": "127.0.0.1:0"}))
     assert plan.target == "127.0.0.1:40001"
-    assert plan.router.metrics == "127.0.0.1:40002"
+    assert plan.operators == "127.0.0.1:40002"
+    assert plan.router.metrics == "127.0.0.1:40003"
 
 
 def test_a_given_metrics_port_is_the_first_of_a_row() -> None:
@@ -110,6 +129,7 @@ def test_settings_go_on_to_every_child_and_the_supervisors_own_win() -> None:
         cores=range(2),
         environ={},
         reserve=CountingPorts().reserve,
+        draw_secret=lambda port: Path(f"/private/secret.{port}"),
     )
     for spec in plan.processes:
         assert spec.command[spec.command.index("--config") + 1] == "/etc/pdserve.toml"

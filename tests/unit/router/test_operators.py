@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pdserve.client import AsyncClient
 from pdserve.clock import SystemClock
 from pdserve.errors import InvalidRequest, PdserveError, UnknownWorker
 from pdserve.messages import (
@@ -19,6 +18,7 @@ from pdserve.messages import (
     StartDecode,
     Welcome,
 )
+from pdserve.operator_client import OperatorClient
 from pdserve.rpc.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import bind, make_server
@@ -110,8 +110,8 @@ async def admin_door(secret: bytes | None) -> AsyncIterator[tuple[str, MemoryWir
 
 
 async def test_the_service_needs_no_secret_where_the_cluster_has_none() -> None:
-    async with admin_door(None) as (address, wire), AsyncClient(address, secret=SECRET) as strict:
-        async with AsyncClient(address) as client:
+    async with admin_door(None) as (address, wire), OperatorClient(address, secret=SECRET) as strict:
+        async with OperatorClient(address) as client:
             with pytest.raises(UnknownWorker, match="d7"):
                 await client.drain_worker("d7")
             with pytest.raises(InvalidRequest, match="last worker of its role"):
@@ -127,12 +127,12 @@ async def test_the_service_needs_no_secret_where_the_cluster_has_none() -> None:
 async def test_the_service_is_for_those_who_know_the_cluster_s_secret() -> None:
     async with admin_door(SECRET) as (address, wire):
         for secret in (None, b"x" * 32):
-            async with AsyncClient(address, secret=secret) as stranger:
+            async with OperatorClient(address, secret=secret) as stranger:
                 for ask in (stranger.drain_worker("d0", force=True), stranger.drain_worker("d7")):
                     with pytest.raises(Unauthenticated) as refused:
                         await ask
                     assert isinstance(refused.value, PdserveError)
-        async with AsyncClient(address, secret=SECRET) as client:
+        async with OperatorClient(address, secret=SECRET) as client:
             await client.drain_worker("d0", force=True)
         while not isinstance(await wire.worker_end.receive(), Drain):
             pass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -17,8 +19,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from pdserve.client import AsyncClient
+from pdserve.errors import Incompatible
+from pdserve.ids import Epoch, WorkerRef
+from pdserve.operator_client import OperatorClient
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
+from pdserve.service.grpc_session import GrpcDialer
 from pdserve.tokenizer import Tokenizer
 
 PATIENCE_S = 30.0
@@ -108,3 +115,43 @@ def test_a_model_that_is_not_there_ends_the_start_in_words() -> None:
         [sys.executable, "-c", _CODE, "no-such-model"], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert ended.returncode != 0 and "no model 'no-such-model'" in ended.stderr
+
+
+async def test_clients_and_workers_have_an_address_each_and_are_told_so_at_the_other() -> None:
+    with router() as (_, said):
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            dialer = GrpcDialer(
+                WorkerRef("w0", Epoch(1, 1)),
+                keepalive_s=1.0,
+                connect_s=PATIENCE_S,
+                max_message_bytes=1 << 20,
+                secret=None,
+                random=random.Random(1),
+                tasks=tasks,
+                count_unknown=lambda channel, what: None,
+            )
+            with pytest.raises(Incompatible, match=r"other address.*router\.workers_listen") as refused:
+                await dialer.dial(said["address"])
+            assert said["workers"] not in str(refused.value)
+            async with OperatorClient(said["address"]) as operator, AsyncClient(said["workers"]) as client:
+                with pytest.raises(Incompatible, match=r"other address.*router\.workers_listen"):
+                    await operator.drain_worker("w0")
+                with pytest.raises(Incompatible, match=r"other address.*router\.listen"):
+                    await client.status()
+            session = await dialer.dial(said["workers"])
+            session.close("the test is over")
+    services = {}
+    with router() as (_, said):
+        for door in ("address", "workers"):
+            with grpc.insecure_channel(said[door]) as channel:
+                services[door] = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+    assert services["address"] - services["workers"] == {"pdserve.rpc.v1.Inference"}
+    assert services["workers"] - services["address"] == {"pdserve.rpc.v1.Workers", "pdserve.rpc.v1.Admin"}
+
+
+def test_an_address_that_strangers_reach_is_refused_at_the_start() -> None:
+    code = _CODE.replace('"router.listen": "127.0.0.1:0"', '"router.listen": "0.0.0.0:0"')
+    ended = subprocess.run(
+        [sys.executable, "-c", code, ""], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert ended.returncode != 0 and "router.listen 0.0.0.0:0: strangers could reach it" in ended.stderr

@@ -1,0 +1,70 @@
+"""What an operator asks of a cluster, at the routers' address for workers and operators (`router.workers_listen`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from pdserve.ids import Epoch, WorkerRef, system_random
+from pdserve.messages import Role
+from pdserve.rpc.v1 import admin_pb2
+from pdserve.rpc.v1.admin_pb2_grpc import AdminStub
+from pdserve.rpc.values import ROLES
+from pdserve.service.peer_proof import WorkerProof
+from pdserve.service.proven_call import open_proven
+from pdserve.service.targets import Targets
+
+_ADMIT_S = 10.0  # how long a router may take to let an operator in
+_OPERATOR = WorkerRef("operator", Epoch(0, 0))  # whose proof of the cluster secret it is
+
+
+class OperatorClient:
+    """One event loop. `async with OperatorClient("127.0.0.1:50052", secret=…) as operator: …`
+
+    targets  HOST:PORT, or several of them
+    secret   the cluster's, if it has one
+    Every method raises errors of pdserve.errors, and Unauthenticated if either side doesn't know the secret.
+    """
+
+    def __init__(
+        self, targets: str | Sequence[str], *, secret: bytes | None = None, keepalive_s: float = 1.0
+    ) -> None:
+        self._targets = Targets(targets, keepalive_s)
+        self._secret = secret
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all calls and connections; idempotent."""
+        await self._targets.close()
+
+    async def set_role(self, worker_id: str, role: Role, *, force: bool = False) -> None:
+        """Make a worker drain and rejoin in another role; returns when it has been told.
+
+        force  also if no other worker has the role that it leaves
+        Raises UnknownWorker; InvalidRequest if it has that role, or is the last of its own.
+        """
+        message = admin_pb2.SetRoleRequest(worker_id=worker_id, role=ROLES.write(role), force=force)
+        await self._ask("SetRole", message)
+
+    async def drain_worker(self, worker_id: str, *, force: bool = False) -> None:
+        """Let a worker serve what it has, and end; otherwise as set_role."""
+        await self._ask("DrainWorker", admin_pb2.DrainWorkerRequest(worker_id=worker_id, force=force))
+
+    async def _ask(self, method: str, message: Any) -> None:
+        proof = WorkerProof(_OPERATOR, self._secret, system_random())
+
+        async def ask_one(target: str) -> None:
+            call = getattr(AdminStub(self._targets.channel(target)), method)
+            await (
+                await open_proven(lambda metadata: call(message, metadata=metadata), proof, target, _ADMIT_S)
+            )
+
+        await self._targets.ask(ask_one)
