@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pdserve.messages import Role
 from tests.simulation.client import ClientLog
 from tests.simulation.cluster import SimCluster, SimRouter, SimWorker
-from tests.simulation.faults import CAME_FIRST
 from tests.simulation.log_watch import COUNTED
+from tests.simulation.newcomers import CAME_FIRST
 from tests.simulation.outages import Outages
 from tests.simulation.stage import Stage
 

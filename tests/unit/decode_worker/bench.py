@@ -20,7 +20,9 @@ from pdserve.errors import PdserveError, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
     DecodeStarted,
+    Failed,
     Granted,
+    Refused,
     StartDecode,
     Step,
     Up,
@@ -41,6 +43,12 @@ def key(max_tokens: int = 8) -> SampleKey:
     return SampleKey(
         params=SamplingParams(temperature=0.0), seed=7, choice=0, eos_token_ids=(256,), max_tokens=max_tokens
     )
+
+
+def failure(message: object) -> str:
+    """The class of the error that ended, or refused, an attempt."""
+    assert isinstance(message, Failed | Refused)
+    return message.failure.error
 
 
 @dataclass
@@ -233,3 +241,8 @@ def _prefilled(ids: tuple[int, ...]) -> bytes:
     runner = FakeRunner(num_blocks=num_blocks, block_size=BLOCK)
     runner.run([Row(ids, 0, range(num_blocks), None)])
     return bytes(pool_bytes(runner))
+
+
+def failures(bench: DecodeBench, session_id: int = 1) -> list[tuple[int, str]]:
+    """(handle, class of the error) of all that have failed."""
+    return [(m.handle, failure(m)) for m in bench.said(Failed, session_id) if isinstance(m, Failed)]

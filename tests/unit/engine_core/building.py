@@ -108,3 +108,9 @@ def can_run(target: Engine) -> bool:
 
 def generated(seq: Sequence) -> list[int]:
     return seq.ids[seq.num_prompt_tokens :]
+
+
+def fill(target: Engine, lengths: dict[int, int], max_tokens: int) -> list[Sequence]:
+    """Sequences of these prompt lengths, by handle, to be prefilled here."""
+    prompts = {handle: [handle] * length for handle, length in lengths.items()}
+    return [start_local(target, sequence(prompt, max_tokens, handle=h)) for h, prompt in prompts.items()]

@@ -11,7 +11,7 @@ from pdserve.engine.fake_runner import FakeFaults, FakeRunner
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.errors import PdserveError
 from pdserve.ids import Epoch, WorkerRef
-from pdserve.messages import StartPrefill, Up
+from pdserve.messages import Failed, Refused, StartPrefill, Up
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.config import Config, WorkerConfig
 from pdserve.worker.messages import (
@@ -40,6 +40,12 @@ def key(max_tokens: int = 8, *, ignore_eos: bool = True) -> SampleKey:
         eos_token_ids=(0,),
         max_tokens=max_tokens,
     )
+
+
+def failure(message: object) -> str:
+    """The class of the error that ended, or refused, an attempt."""
+    assert isinstance(message, Failed | Refused)
+    return message.failure.error
 
 
 @dataclass
