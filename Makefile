@@ -42,7 +42,7 @@ check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## format, lint, types, i
 		check-types check-tests check-format check-lint check-imports check-proto
 	@echo "check: all good"
 
-lint: $(VENV)/.installed-dev ## ruff, mypy --strict, import rules
+lint: $(VENV)/.installed-dev ## ruff, mypy --strict, import rules, house rules
 	+@$(MAKE) --no-print-directory check-lint check-types check-imports
 
 format: $(VENV)/.installed-dev ## rewrite the code in the common format
@@ -86,6 +86,7 @@ check-format:
 
 check-lint:
 	@$(PY) -m ruff check --quiet .
+	@$(PY) tools/house_rules.py
 
 check-types:
 	@$(PY) -m mypy --no-error-summary
