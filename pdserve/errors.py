@@ -63,6 +63,14 @@ class InvalidRequest(PdserveError):
     """The caller must change the request."""
 
     code = Code.INVALID_ARGUMENT
+    too_large: str = ""  # what of it, if it was refused because of its size before it was read
+
+
+def too_large(what: str, message: str, **fields: object) -> InvalidRequest:
+    """What is refused because of its size before it is read; these are counted by `what`."""
+    error = InvalidRequest(message, **fields)
+    error.too_large = what
+    return error
 
 
 class UnknownModel(PdserveError):

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from itertools import groupby, takewhile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, pairwise, takewhile
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import pre_tokenizers
 
 from pdserve.errors import InvalidRequest
+from pdserve.steps import Steps
+from pdserve.text_pieces import TextPieces
 
 UNTRUSTED_ROLES = ("user", "tool")
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # no characters: for a program's own use
@@ -25,13 +27,16 @@ class SpecialText:
     """Of one tokenizer. Any thread may call.
 
     special  special tokens as they are written
+    window   characters that one call of a regex looks through, which holds the interpreter
     """
 
-    def __init__(self, backend: Backend, special: Sequence[str]) -> None:
+    def __init__(self, backend: Backend, special: Sequence[str], window: int = 65_536) -> None:
         self._backend = backend
         self._heads = {token[0] for token in special}
         self._tokens = _any_of(sorted(special)) if special else "(?!)"
         self._begins = re.compile(f"(?={self._tokens})")
+        self._window = window
+        self._longest = max(map(len, special), default=0)
         self._pre_tokenizer = _behind_a_token(backend.pre_tokenizer)
 
     def mark(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
@@ -46,21 +51,35 @@ class SpecialText:
             for each in messages
         ], mark
 
-    def encode(self, text: str, mark: str) -> list[int]:
+    def encode(self, text: str, mark: str, pieces: TextPieces) -> Steps[list[int]]:
         """Ids of a text in which this mark stands before what only looks like a special token."""
         ids: list[int] = []
         run, begin = "", 0  # what is encoded as usual
-        for token in [*re.finditer(f"(?<!{mark})(?:{self._tokens})", text), None]:
+        tokens = re.compile(f"(?<!{mark})(?:{self._tokens})")
+        for token in [*self._scan(tokens, text), None]:
             stretch = text[begin : len(text) if token is None else token.start()]
             if mark in stretch:
-                ids += [*self._usual(run), *self._plain(stretch.replace(mark, ""))]
+                ids += yield from pieces.encode(run, self._usual)
+                ids += yield from pieces.encode(stretch.replace(mark, ""), self._plain)
                 run = ""
             else:
                 run += stretch
             if token is not None:
                 run += token[0]
                 begin = token.end()
-        return ids + self._usual(run)
+        return ids + (yield from pieces.encode(run, self._usual))
+
+    def _scan(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+        """`finditer` of special tokens, in calls that don't take long."""
+        at = 0
+        while at < len(text):
+            end = at + self._window
+            for found in pattern.finditer(text, at, end + self._longest):
+                if found.start() >= end:
+                    break
+                yield found
+                end = max(end, found.end())
+            at = end
 
     def _usual(self, text: str) -> list[int]:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
@@ -77,14 +96,15 @@ class SpecialText:
 
     def _is_marked(self, value: Any) -> bool:
         if isinstance(value, str):
-            return any(head in value for head in self._heads) and self._begins.search(value) is not None
+            return any(head in value for head in self._heads) and any(self._scan(self._begins, value))
         if isinstance(value, Mapping):
             return any(map(self._is_marked, value.values()))
         return isinstance(value, list | tuple) and any(map(self._is_marked, value))
 
     def _marked(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
-            return self._begins.sub(mark, value)
+            begins = [0, *(found.start() for found in self._scan(self._begins, value)), len(value)]
+            return mark.join(value[begin:end] for begin, end in pairwise(begins))
         if isinstance(value, Mapping):
             return {key: self._marked(item, mark) for key, item in value.items()}
         return [self._marked(item, mark) for item in value] if isinstance(value, list | tuple) else value

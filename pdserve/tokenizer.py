@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +16,8 @@ from pdserve.detokenizer import TextStream
 from pdserve.errors import Incompatible, InvalidRequest
 from pdserve.fake_tokenizer import fake_files
 from pdserve.special_text import SpecialText
+from pdserve.steps import Steps, finish
+from pdserve.text_pieces import PIECE_CHARACTERS, TextPieces
 from pdserve.token_text import token_text
 from pdserve.tokenizer_files import (
     eos_token_ids,
@@ -91,12 +96,65 @@ class Tokenizer:
 
         Special tokens written out in the text become their ids, as everywhere in the field.
         """
+        if len(text) <= PIECE_CHARACTERS:
+            return self._encode_at_once(text, add_special_tokens)
+        return finish(self.encode_steps(text, add_special_tokens=add_special_tokens))
+
+    def encode_steps(
+        self, text: str, *, add_special_tokens: bool = True, keep: int | None = None
+    ) -> Steps[list[int]]:
+        """As `encode`, in steps. keep: only the last so many ids, for which no more of the text is read than needed.
+
+        Raises InvalidRequest for a text with a stretch of MAX_UNCUT_CHARACTERS without the end of a word.
+        """
+        head, tail = self._around if add_special_tokens else ([], [])
+        if keep is None:
+            return [*head, *(yield from self._pieces.encode(text, self._encode_plain)), *tail]
+        ids, is_all = yield from self._pieces.encode_end(text, keep, self._encode_plain)
+        return [*(head if is_all else ()), *ids, *tail][-keep:]
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self._encode_at_once(text, add_special_tokens=False)
+
+    def _encode_at_once(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            # A batch of one: only batches release the interpreter, and a long text takes a second.
+            # A batch of one: only batches release the interpreter.
             (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             return list(encoding.ids)
         except (TypeError, UnicodeError) as error:
             raise InvalidRequest("text is not valid Unicode") from error
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """What the model puts before a text and behind it."""
+        bare, whole = self._encode_at_once("a", False), self._encode_at_once("a", True)
+        begin = next(at for at in range(len(whole) + 1) if whole[at : at + len(bare)] == bare)
+        return whole[:begin], whole[begin + len(bare) :]
+
+    @cached_property
+    def _pieces(self) -> TextPieces:
+        return TextPieces(self._spelled)
+
+    @cached_property
+    def _spelled(self) -> list[bytes]:
+        """How each token is written, also where that isn't just its bytes."""
+        try:
+            return self.token_bytes()
+        except InvalidRequest:
+            tokens = [self._backend.id_to_token(token_id) for token_id in range(self.highest_token_id + 1)]
+            return [(token or "").replace("\u2581", " ").encode() for token in tokens]
+
+    @cached_property
+    def longest_token_bytes(self) -> int | None:
+        """Most UTF-8 bytes of a text that one token can stand for; None = any number."""
+        shrinks = (
+            _shrinks(json.loads(self._backend.normalizer.__getstate__())) if self._backend.normalizer else 1
+        )
+        try:
+            longest = max(map(len, self.token_bytes()))
+        except InvalidRequest:
+            return None
+        return None if shrinks is None else longest * shrinks
 
     def render_chat(
         self,
@@ -128,19 +186,33 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        **how: Any,
+    ) -> list[int]:
+        """As `encode_chat_steps`, at once."""
+        return finish(self.encode_chat_steps(messages, tools, **how))
+
+    def encode_chat_steps(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         parse_special_tokens: bool = False,
-    ) -> list[int]:
+        check_text: Callable[[str], None] = lambda text: None,
+        keep: int | None = None,
+    ) -> Steps[list[int]]:
         """Ids of a chat. The template writes the special tokens itself, so none are put around.
 
         parse_special_tokens  those that a user or a tool has written count as well; else they are text
+        check_text            called with what the template has written, before it is read
+        keep                  only the last so many ids
         """
         mark = ""
         if not parse_special_tokens:
             messages, mark = self._special_text.mark(plain_messages(messages))
+            yield
         text = self.render_chat(
             messages,
             tools,
@@ -148,7 +220,12 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             variables=variables,
         )
-        return self._special_text.encode(text, mark) if mark else self.encode(text, add_special_tokens=False)
+        check_text(text)
+        yield
+        if not mark:
+            return (yield from self.encode_steps(text, add_special_tokens=False, keep=keep))
+        ids = yield from self._special_text.encode(text, mark, self._pieces)
+        return ids if keep is None else ids[-keep:]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids, all at once; ids outside the vocabulary give no text."""
@@ -187,6 +264,24 @@ class Tokenizer:
                 vocab_size=size,
                 folder=folder,
             )
+
+
+def _shrinks(normalizer: Mapping[str, Any]) -> int | None:
+    """How many bytes of a text a normalizer may make one of; None = any number."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": [*parts]}:
+            factors = [_shrinks(part) for part in parts]
+            return None if None in factors else math.prod(factor for factor in factors if factor)
+        case {"type": "NFC" | "NFD" | "NFKC" | "NFKD"}:
+            return 4  # a letter of four bytes may become one of ASCII
+        case {"type": "Prepend"}:
+            return 1
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(new) >= len(
+            old
+        ):
+            return 1
+        case _:
+            return None
 
 
 def _fingerprint(files: Mapping[str, bytes]) -> str:

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer as Backend
 
 from pdserve.errors import InvalidRequest
 from pdserve.special_text import SpecialText
+from pdserve.steps import finish
+from pdserve.text_pieces import TextPieces
 from pdserve.tokenizer import Tokenizer
 from tests.support.byte_tokens import byte_tokenizer
 
@@ -89,6 +91,21 @@ def test_a_stretch_is_encoded_as_the_tokenizer_encodes_text() -> None:
     assert [word for word, _ in words] == ["a\u2581b"]
     mark = "\ufdd0"
     plain = TOKENIZER.encode("it's 12 [")
-    assert SpecialText(Backend.from_buffer(TOKENIZER.files["tokenizer.json"]), SPECIALS).encode(
-        f"<|start|>it's 12 {mark}[X]<|end|>", mark
-    ) == [FIRST + 3, *plain, ord("X"), ord("]"), FIRST]
+    special = SpecialText(Backend.from_buffer(TOKENIZER.files["tokenizer.json"]), SPECIALS)
+    steps = special.encode(f"<|start|>it's 12 {mark}[X]<|end|>", mark, TextPieces(TOKENIZER.token_bytes()))
+    assert finish(steps) == [FIRST + 3, *plain, ord("X"), ord("]"), FIRST]
+
+
+@given(st.lists(st.sampled_from(["<", "<|", "<|end|>", "<|start|>", "[X]", "a b.\n", "\ufdd1"]), max_size=40))
+def test_long_texts_are_looked_through_in_windows(parts: list[str]) -> None:
+    """The same marks and ids, wherever a window ends."""
+    text = "".join(parts)
+    special = SpecialText(Backend.from_buffer(TOKENIZER.files["tokenizer.json"]), SPECIALS, window=7)
+    marked, mark = special.mark([user(text)])
+    whole, same = TOKENIZER._special_text.mark([user(text)])
+    assert (marked, mark) == (whole, same)
+    if mark:
+        pieces = TextPieces(TOKENIZER.token_bytes(), piece_characters=5)
+        ids = finish(special.encode(f"<|start|>{marked[0]['content']}<|end|>", mark, pieces))
+        assert specials(ids) == ["<|start|>", "<|end|>"]
+        assert TOKENIZER.decode(ids, skip_special_tokens=False) == f"<|start|>{text}<|end|>"

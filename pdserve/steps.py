@@ -1,0 +1,21 @@
+"""Work in small steps: whoever runs it can stop between two of them, or let others go first."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Steps = Generator[None, None, T]
+"""Yields between two steps, returns the result. A step takes some milliseconds."""
+
+
+def finish(steps: Steps[T]) -> T:
+    """The result, without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
