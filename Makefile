@@ -19,7 +19,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-vocabularies simulate tapes check format lint proto bench-engine bench-codec \
+.PHONY: help demo test test-slow test-vocabularies simulate tapes soak check format lint proto bench-engine bench-codec \
 	lines clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -59,6 +59,9 @@ simulate: $(VENV)/.installed-dev ## the whole cluster under SEEDS=2000 seeds fro
 
 tapes: $(VENV)/.installed-dev ## freeze the traces of 500 seeds, after a change of what the cluster says or does
 	@$(PY) -m tests.simulation --digests $$(seq 0 499) > tests/simulation/tapes.txt
+
+soak: $(VENV)/.installed-dev ## 30 minutes of everything at once: kills, stops, role changes; each text must be right
+	@$(PY) -m tests.soak $(SOAK_ARGS)
 
 bench-engine: $(VENV)/.installed-dev ## prefill and decode speed beside transformers
 	@GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m benchmarks.engine $(BENCH_ARGS)

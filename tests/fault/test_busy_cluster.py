@@ -14,10 +14,10 @@ from random import Random
 import pytest
 
 from pdserve.client import AsyncClient
-from pdserve.messages import Role
 from pdserve.operator_client import OperatorClient
-from tests.support.asking import Question, ask, at_rest, status_of
-from tests.support.singles import Single, Singles
+from tests.support.asking import Question, ask, at_rest
+from tests.support.churn import Churn
+from tests.support.singles import Singles
 from tests.support.waiting import until
 
 # Ten processes on few cores: an answer may take longer than on a machine of one's own.
@@ -39,66 +39,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Singles]:
         yield made.start()
 
 
-class Churn:
-    """What happens to the workers while requests run, one thing after another; after each all workers are there."""
-
-    def __init__(
-        self, cluster: Singles, client: AsyncClient, operator: OperatorClient, random: Random
-    ) -> None:
-        self._cluster = cluster
-        self._client = client
-        self._operator = operator
-        self._random = random
-        self._num_joined = 0
-        self._things = {
-            "kill": self._kill,
-            "leave": self._leave,
-            "join": self._join,
-            "role": self._change_role,
-        }
-        self._due: list[tuple[str, str]] = []
-        self.done: Counter[str] = Counter()
-
-    async def go_on(self) -> None:
-        """One more thing, to its end. Each comes once to workers of each role before any comes again."""
-        if not self._due:
-            self._due = [(what, role) for what in self._things for role in ("prefill", "decode")]
-            self._random.shuffle(self._due)
-        what, role = self._due.pop()
-        worker = self._random.choice([each for each in self._cluster.workers if each.role == role])
-        await self._things[what](worker)
-        self.done[f"{what} {role}"] += 1
-
-    async def _kill(self, worker: Single) -> None:
-        await asyncio.to_thread(worker.kill)
-        await worker.start().ready()
-
-    async def _leave(self, worker: Single) -> None:
-        assert await asyncio.to_thread(worker.terminate) == 0
-        await worker.start().ready()
-
-    async def _join(self, like: Single) -> None:
-        """A worker that nobody has seen before comes, and goes again."""
-        self._num_joined += 1
-        new = self._cluster.worker(like.role, f"new-{self._num_joined}", *FAKE)
-        await new.start().ready()
-        assert await asyncio.to_thread(new.terminate) == 0
-        del self._cluster.all[new.id]
-
-    async def _change_role(self, worker: Single) -> None:
-        """There and back."""
-        own, other = Role(worker.role), Role.DECODE if worker.role == "prefill" else Role.PREFILL
-        for role in (other, own):
-            await self._operator.set_role(worker.id, role)
-            await until(f"{worker.id} has joined as {role}", lambda role=role: self._serves_as(worker, role))  # type: ignore[misc]
-
-    async def _serves_as(self, worker: Single, role: Role) -> bool:
-        status = await status_of(self._client)
-        return status is not None and any(
-            each.id == worker.id and each.role == role.value and each.state == "up" for each in status.workers
-        )
-
-
 @pytest.mark.parametrize(
     ("num_things", "num_each"),
     [(8, 38), pytest.param(40, 125, marks=[pytest.mark.slow, pytest.mark.timeout(2_400)])],
@@ -113,7 +53,7 @@ async def test_every_text_is_right_and_no_block_stays_behind(
     workers = [worker.id for worker in cluster.workers]
     clients = [AsyncClient(addresses), AsyncClient(addresses[::-1])]
     operator = OperatorClient([router.operators for router in cluster.routers])
-    churn = Churn(cluster, clients[0], operator, random)
+    churn = Churn(cluster, clients[0], operator, random, FAKE)
     room = asyncio.Semaphore(NUM_AT_ONCE)
     attempts: Counter[int] = Counter()
 
