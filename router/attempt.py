@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pdserve.clock import Clock
 from pdserve.errors import InvariantViolated, PdserveError, StepFailed, WorkerLost, from_failure
@@ -24,60 +25,72 @@ from pdserve.messages import (
     PromptLogprobs,
     Refused,
     SequenceFinished,
+    StartDecode,
+    StartPrefill,
     StepTokens,
     Waiting,
 )
-from pdserve.sampling import TokenLogprobs
+from pdserve.sampling import FinishReason, TokenLogprobs
 from pdserve.service.config import TimeoutsConfig
-from router.attempt_contract import AttemptListener, AttemptPhase, Order, Outcome
+from router.choice import Choice
 from router.member import AttemptMessage, Member
-from router.phase_clock import PhaseClock
+from router.phase_clock import AttemptPhase, PhaseClock
 from router.prompt_scores import PromptScores
 from router.timings import AttemptTimes
 from router.token_flow import TokenFlow
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended: error None = the choice has ended; `refused_by`: nothing was begun."""
+
+    error: PdserveError | None = None
+    refused_by: Member | None = None
+
+
 class Attempt:
     """Event-loop thread only. `outcome` is resolved when the attempt has ended by itself.
 
-    prefill       None = the decode worker prefills
-    deadline_left_s  seconds that the client still gives, asked when a command is written
+    start            what the decode worker is asked for
+    prefill          None = the decode worker prefills
+    choice           that the tokens belong to
+    deadline_left_s  seconds that the client still gives, when StartPrefill is written
     on_settled    called once: the sequence runs, or the attempt has ended
     """
 
     def __init__(
         self,
-        handle: int,
-        order: Order,
+        start: StartDecode,
         prefill: Member | None,
         decode: Member,
-        sink: AttemptListener,
+        choice: Choice,
         *,
         timeouts: TimeoutsConfig,
         clock: Clock,
         deadline_left_s: Callable[[], float],
         on_settled: Callable[[], None],
     ) -> None:
-        self.handle = handle
-        self.order = order
+        self.handle = start.handle
+        self.name = start.name
         self.prefill = prefill
         self.decode = decode
         self.times = AttemptTimes(credit_held_s=clock.now_s(), local=prefill is None)
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.prefilled_tokens = 0  # P's progress
         self.started = False  # D's verdict was DecodeStarted
-        self._sink = sink
+        self._start = start
+        self._choice = choice
         self._clock = clock
         self._deadline_left_s = deadline_left_s
         self._on_settled: Callable[[], None] | None = on_settled
         self._time = PhaseClock(timeouts, clock, prefill, decode, self._late)
-        self._tokens = TokenFlow(order, self._give)
+        self._tokens = TokenFlow(start, self._give)
         self._prefill_written = False
         self._prefill_over = prefill is None  # P has ended its part itself, or its session is gone
         self._decode_over = False
         self._prefill_error: PdserveError | None = None
         self._pulled_blocks = 0
-        self._scores = PromptScores(order)  # while some are missing, the first token is held
+        self._scores = PromptScores(start)  # while some are missing, the first token is held
         self._held_first: tuple[int, TokenLogprobs | None] | None = None
         self._held_finish: SequenceFinished | None = None
 
@@ -100,20 +113,15 @@ class Attempt:
         num_uncached_tokens  what is to be prefilled, as far as is known
         """
         now_s = self._clock.now_s()
-        order = self.order
         self.decode.open_leg(self.handle, self)
         self.decode.accounting.assign(
             self.handle, num_uncached_tokens if self.prefill is None else 0, num_blocks, now_s
         )
         if self.prefill is not None:
             self.prefill.open_leg(self.handle, self)
-            self.prefill.credit.hold(self.handle, len(order.token_ids))
+            self.prefill.credit.hold(self.handle, len(self._start.token_ids))
             self.prefill.accounting.assign(self.handle, num_uncached_tokens, 0, now_s)
-        self.decode.send(
-            order.start_decode(
-                self.handle, self._deadline_left_s(), None if self.prefill is None else self.prefill.ref
-            )
-        )
+        self.decode.send(self._start)
         self.times.decode_written_s = now_s
         self._time.start()
 
@@ -216,7 +224,22 @@ class Attempt:
         if self.prefill is None:
             return
         self._prefill_written = True
-        self.prefill.send(self.order.start_prefill(granted, self._deadline_left_s(), self.decode.ref))
+        start = self._start
+        self.prefill.send(
+            StartPrefill(
+                handle=self.handle,
+                token_ids=start.token_ids,
+                num_prompt_tokens=start.num_prompt_tokens,
+                key=start.key,
+                deadline_left_s=self._deadline_left_s(),
+                num_strikes=start.num_strikes,
+                lease_id=granted.lease_id,
+                decode_worker=self.decode.ref,
+                num_skip_blocks=granted.num_cached_blocks,
+                cache_salt=start.cache_salt,
+                name=self.name,
+            )
+        )
         self.times.prefill_written_s = now_s
 
     # --- prefill
@@ -238,12 +261,12 @@ class Attempt:
 
     def _on_first_token(self, message: FirstToken) -> None:
         self.times.first_token, self.times.first_token_s = message, self._clock.now_s()
-        self._sink.on_first_token(self, message)
+        self._choice.on_first_token(message)
         if message.final:
             # P hands nothing over; D still holds its grant, and close() aborts it.
             self._prefill_over = True
         elif not self.started:
-            self.prefilled_tokens = len(self.order.token_ids)
+            self.prefilled_tokens = len(self._start.token_ids)
             self._time.enter(AttemptPhase.HANDOFF)
             self._time.progress(AttemptPhase.HANDOFF)
         self._require_scores()
@@ -278,7 +301,7 @@ class Attempt:
         self._prefill_error = None  # it came too late to matter
         self.times.started, self.times.started_s = message, self._clock.now_s()
         self._settle()
-        self._sink.on_started(self, message)
+        self._choice.on_started(self.times, message)
         self._time.enter(AttemptPhase.RUNNING)
         if self.prefill is None:
             self._require_scores()
@@ -291,7 +314,7 @@ class Attempt:
         self._scores.add(message)
         if self._scores.missing:
             return
-        self._sink.on_prompt_logprobs(self._scores.tokens)
+        self._choice.on_prompt_logprobs(self._scores.tokens)
         held_first, held_finish = self._held_first, self._held_finish
         self._held_first = self._held_finish = None
         if held_first is not None:
@@ -307,12 +330,10 @@ class Attempt:
     def _give(
         self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], energy_j: float | None
     ) -> bool:
-        return self._sink.on_tokens(self, token_ids, logprobs, energy_j)
-
-    def end_by_text(self) -> None:
-        """The choice ended by its text, which workers don't know: stop them."""
-        if not self.ended:
+        ended = self._choice.on_tokens(self.times, token_ids, logprobs, energy_j)
+        if self._choice.reason is FinishReason.STOP_TEXT:  # which workers don't know
             self._end(Outcome())
+        return ended
 
     def _on_decode_progress(self, progress: Progress) -> None:
         match progress.phase:
@@ -341,7 +362,7 @@ class Attempt:
             raise InvariantViolated(
                 "the decode worker counts other tokens", want=self._tokens.num_ids, got=message.num_tokens
             )
-        self._sink.on_finished(self, message)
+        self._choice.on_finished(self.times, message)
         if not self._tokens.ended:
             raise InvariantViolated("the decode worker ended too early", reason=message.reason.value)
         self._end(Outcome())

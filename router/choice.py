@@ -15,11 +15,9 @@ from pdserve.request import Finished, ResumeChoice, Tokens, Usage
 from pdserve.response import known_energy
 from pdserve.sampling import FinishReason, SampleKey, TokenLogprobs
 from pdserve.token_matcher import TokenMatcher, finish_by
-from router.attempt_contract import AttemptFacts
-from router.decode_energy import DecodeEnergy
 from router.metrics import RouterMetrics
 from router.stop_text import ReleasedText, StopText
-from router.timings import ChoiceTimes
+from router.timings import AttemptTimes, ChoiceTimes
 
 
 class TokenSink(Protocol):
@@ -70,7 +68,9 @@ class Choice:
         self.transport = ""
         self.sum_logprob = 0.0
         self._prefill_energy_j: float | None = None
-        self._decode_energy = DecodeEnergy()
+        self._decode_energy_j: float | None = None  # None: no worker could tell any
+        self._energy_of: AttemptTimes | None = None  # the attempt that has told of it last,
+        self._energy_before_j = 0.0  # and what those before it took
         self._asks_for_scores = asks_for_scores
         self._shows_logprobs = shows_logprobs
         self._held_logprobs: deque[TokenLogprobs] = deque()  # of tokens not given out yet
@@ -128,7 +128,7 @@ class Choice:
         if self.reason is None:
             self.reason = held.finish_reason
 
-    # --- AttemptListener of the attempts
+    # --- what an attempt tells; attempt: its moments, which stand for it
 
     def on_prompt_logprobs(self, tokens: tuple[TokenLogprobs, ...]) -> None:
         """All of the prompt's."""
@@ -139,15 +139,19 @@ class Choice:
 
     def on_tokens(
         self,
-        attempt: AttemptFacts,
+        attempt: AttemptTimes,
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprobs, ...],
         energy_j: float | None,
     ) -> bool:
-        """The next tokens of the attempt, in order. Returns whether the choice has ended."""
+        """The next tokens of the attempt, in order; what comes behind the end is overrun.
+
+        logprobs  one a token, if they were asked for
+        energy_j  of decoding in this attempt so far, if the worker can tell
+        returns  whether the choice has ended with them, or before them
+        """
         read_s = self._clock.now_s()
-        if energy_j is not None:
-            self._decode_energy.note(attempt, energy_j)
+        self._note_decode_energy(attempt, energy_j)
         ids: list[int] = []
         text = ""
         count = 0
@@ -162,7 +166,7 @@ class Choice:
             released = self._take(token_id)
             ids.extend(released.token_ids)
             text += released.text
-        for gap_s in self.times.on_tokens(count, read_s, attempt.times):
+        for gap_s in self.times.on_tokens(count, read_s, attempt):
             self._metrics.itl_s.observe(gap_s)
         if ids:
             self._on_begin(self.num_cached_tokens or 0)
@@ -177,8 +181,6 @@ class Choice:
                     logprobs=self._logprobs_of(len(ids)),
                 )
             )
-        if self.reason is FinishReason.STOP_TEXT:
-            attempt.end_by_text()
         return self.reason is not None
 
     def _logprobs_of(self, count: int) -> tuple[TokenLogprobs, ...]:
@@ -188,15 +190,15 @@ class Choice:
         taken = tuple(self._held_logprobs.popleft() for _ in range(count))
         return taken if self._shows_logprobs else ()
 
-    def on_first_token(self, attempt: AttemptFacts, message: FirstToken) -> None:
-        """P's figures."""
+    def on_first_token(self, message: FirstToken) -> None:
+        """P's figures, once an attempt, before its token or after it."""
         if self.num_cached_tokens is None:
             self.num_cached_tokens = min(message.num_cached_tokens, self.num_prompt_tokens)
         self._note_prefill_energy(message.energy_j)
 
-    def on_started(self, attempt: AttemptFacts, message: DecodeStarted) -> None:
+    def on_started(self, attempt: AttemptTimes, message: DecodeStarted) -> None:
         """D's figures, and its verdict."""
-        if self.num_cached_tokens is None and attempt.prefill is None:
+        if self.num_cached_tokens is None and attempt.local:
             self.num_cached_tokens = min(message.num_cached_tokens, self.num_prompt_tokens)
         self.times.started = message
         self.kv_bytes, self.transport = message.received_bytes, message.transport
@@ -206,15 +208,22 @@ class Choice:
         if not self._asks_for_scores:
             self._on_started()
 
-    def on_finished(self, attempt: AttemptFacts, message: SequenceFinished) -> None:
+    def on_finished(self, attempt: AttemptTimes, message: SequenceFinished) -> None:
         """D's figures at the end."""
         self.times.finished = message
-        if message.energy_j is not None:
-            self._decode_energy.note(attempt, message.energy_j)
+        self._note_decode_energy(attempt, message.energy_j)
 
     def _note_prefill_energy(self, energy_j: float | None) -> None:
         if energy_j is not None:
             self._prefill_energy_j = (self._prefill_energy_j or 0.0) + energy_j
+
+    def _note_decode_energy(self, attempt: AttemptTimes, energy_j: float | None) -> None:
+        """energy_j: of this attempt from its start to here."""
+        if energy_j is None:
+            return
+        if attempt is not self._energy_of:
+            self._energy_of, self._energy_before_j = attempt, self._decode_energy_j or 0.0
+        self._decode_energy_j = self._energy_before_j + energy_j
 
     # --- text
 
@@ -262,5 +271,5 @@ class Choice:
             decode_worker=self.decode_worker,
             kv_bytes=self.kv_bytes,
             transport=self.transport,
-            energy=known_energy(self._prefill_energy_j, self._decode_energy.total_j),
+            energy=known_energy(self._prefill_energy_j, self._decode_energy_j),
         )

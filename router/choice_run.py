@@ -11,18 +11,19 @@ import structlog
 from pdserve.clock import Clock
 from pdserve.errors import KvCorrupt, LinkLost
 from pdserve.ids import AttemptName, Random, draw_id64
+from pdserve.messages import StartDecode
 from pdserve.request import GenerateRequest
 from pdserve.service.config import Config
 from pdserve.stuck import STUCK_S
 from router.admission import Admission
-from router.attempt import Attempt
-from router.attempt_contract import Order, Outcome
+from router.attempt import Attempt, Outcome
 from router.attempt_need import Need
 from router.choice import Choice
 from router.explain import Explained, Explanations
 from router.fleet import Fleet
 from router.identity import ModelIdentity
 from router.learning import Learner
+from router.member import Member
 from router.metrics import RouterMetrics
 from router.model_text import ModelText
 from router.placement import Placement
@@ -172,7 +173,7 @@ class ChoiceRun:
         log.info(
             "attempt.failed",
             handle=attempt.handle,
-            **attempt.order.name.logged,
+            **attempt.name.logged,
             prefill="" if attempt.prefill is None else attempt.prefill.id,
             decode=attempt.decode.id,
             num_tokens=choice.num_generated,
@@ -215,8 +216,7 @@ class ChoiceRun:
         self._on_placed()
         parts, choice = self._parts, self.choice
         attempt = Attempt(
-            draw_id64(parts.random),
-            self._order(ticket.need),
+            self._start_decode(ticket.need, placement.prefill),
             placement.prefill,
             placement.decode,
             choice,
@@ -233,7 +233,7 @@ class ChoiceRun:
         log.debug(
             "attempt.begun",
             handle=attempt.handle,
-            **attempt.order.name.logged,
+            **attempt.name.logged,
             prefill=choice.prefill_worker,
             decode=choice.decode_worker,
         )
@@ -248,16 +248,19 @@ class ChoiceRun:
         self._parts.learner.settled(attempt, placement, ticket.need)
         self._parts.admission.settled(ticket)
 
-    def _order(self, need: Need) -> Order:
+    def _start_decode(self, need: Need, prefill: Member | None) -> StartDecode:
         now_s = self._parts.clock.now_s()
         tries = self.tries
         if tries.first_start_s is None:
             tries.first_start_s = now_s
-        return Order(
+        return StartDecode(
+            handle=draw_id64(self._parts.random),
             token_ids=tuple(need.token_ids),
             num_prompt_tokens=self.choice.num_prompt_tokens,
             key=self.choice.attempt_key,
+            deadline_left_s=self._asked.left_s(),
             num_strikes=tries.num_strikes,
+            source=None if prefill is None else prefill.ref,
             priority=self._asked.request.priority,
             age_s=now_s - tries.first_start_s,
             cache_salt=self._asked.request.cache_salt,

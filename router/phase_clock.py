@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 
 from pdserve.clock import Clock
 from pdserve.errors import WorkerLost
 from pdserve.service.config import TimeoutsConfig
-from router.attempt_contract import AttemptPhase
 from router.member import Member
 from router.progress_timer import ProgressTimer
+
+
+class AttemptPhase(Enum):
+    """Where an attempt is, as far as the router knows."""
+
+    GRANTING = "granting"
+    WAITING = "waiting"
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    HANDOFF = "handoff"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    ENDED = "ended"
 
 
 class PhaseClock:

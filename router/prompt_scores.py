@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pdserve.errors import InvariantViolated
-from pdserve.messages import PromptLogprobs
+from pdserve.messages import PromptLogprobs, StartDecode
 from pdserve.sampling import TokenLogprobs
-from router.attempt_contract import Order
 
 
 class PromptScores:
     """Event-loop thread only. The prompt's first token has none."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: StartDecode) -> None:
         asked = order.key.params.prompt_logprobs is not None
         self._num_wanted = order.num_prompt_tokens - 1 if asked else 0
         self._tokens: list[TokenLogprobs] = []

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from pdserve.errors import PdserveError, RowFailed, StepFailed
 from pdserve.ids import WorkerRef
-from router.attempt import Attempt
-from router.attempt_contract import Outcome
+from router.attempt import Attempt, Outcome
 
 MAX_STRIKES = 2  # a request whose steps failed so often is never run again
 

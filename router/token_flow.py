@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pdserve.errors import InvariantViolated
-from pdserve.messages import StepTokens
+from pdserve.messages import StartDecode, StepTokens
 from pdserve.sampling import TokenLogprobs
-from router.attempt_contract import Order
 
 Give = Callable[[tuple[int, ...], tuple[TokenLogprobs, ...], float | None], bool]
 """Takes the next tokens, their logprobs and energy; whether the choice has ended with them, or before."""
@@ -19,7 +18,7 @@ class TokenFlow:
     num_ids  length of the sequence's ids so far; ended: the choice has ended with the tokens given
     """
 
-    def __init__(self, order: Order, give: Give) -> None:
+    def __init__(self, order: StartDecode, give: Give) -> None:
         self.num_ids = len(order.token_ids)
         self.ended = False
         self._wants_logprobs = order.key.params.logprobs is not None

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from decode_worker.attempt import DecodeAttempt
 from pdserve.messages import Role
 from prefill_worker.attempt import PrefillAttempt
-from router.attempt_contract import AttemptPhase
+from router.phase_clock import AttemptPhase
 from tests.simulation.aim import is_stranger
 from tests.simulation.cluster import SimRouter, SimWorker
 from tests.simulation.phases import attempts_of
