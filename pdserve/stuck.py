@@ -10,8 +10,10 @@ STUCK_S = 5.0
 class MayStick(Protocol):
     """progress_s: when something last moved; is_stuck_logged: reset by every change of state."""
 
-    progress_s: float
     is_stuck_logged: bool
+
+    @property
+    def progress_s(self) -> float: ...
 
 
 def is_newly_stuck(it: MayStick, now_s: float) -> bool:

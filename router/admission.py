@@ -121,18 +121,16 @@ class Admission:
         self._queue.push(ticket, self._clock.now_s())
         self._num_tokens += ticket.need.num_tokens
         self.pump()
-        if ticket.attempt.done():
+        if ticket not in self._queue or self._refuse_if_late(ticket, self._estimate_s(ticket)):
             return
-        self._refuse_if_late(ticket, self._estimate_s(ticket))
-        if not ticket.attempt.done() and ticket.need.num_tokens == self._num_tokens:
+        if ticket.need.num_tokens == self._num_tokens:
             # The first one that waits: don't leave it to the heartbeat.
             self._fleet.tell_demand(self._num_tokens)
 
     def withdraw(self, ticket: Ticket) -> None:
         """It waits no more, for whatever reason; idempotent."""
-        before = len(self._queue)
-        self._queue.remove(ticket)
-        if len(self._queue) < before:
+        if ticket in self._queue:
+            self._queue.remove(ticket)
             self._num_tokens -= ticket.need.num_tokens
             if not len(self._queue):
                 self._speed.emptied()
@@ -147,8 +145,8 @@ class Admission:
 
     def _end_waiting(self, ticket: Ticket, error: PdserveError) -> None:
         self.withdraw(ticket)
-        if not ticket.attempt.done():  # else it was cancelled, and its task hasn't had its turn
-            ticket.attempt.set_exception(error)
+        if not ticket.outcome.done():  # else it was cancelled, and its task hasn't had its turn
+            ticket.outcome.set_exception(error)
 
     # --- starting
 
@@ -182,7 +180,7 @@ class Admission:
                 ticket = self._queue.first_new(self._clock.now_s(), passed_over)
             if ticket is None:
                 return
-            if ticket.attempt.done():
+            if ticket.outcome.done():
                 self.withdraw(ticket)  # cancelled, and its task hasn't had its turn to say so
                 continue
             if ticket.need.identity != self._fleet.identity:
@@ -235,7 +233,7 @@ class Admission:
         self._speed.started(now_s, others_wait=len(self._queue) > 0)
         if ticket.replay:
             self._replaying[ticket] = None
-        ticket.attempt.set_result(ticket.start(placement))
+        ticket.start(placement)
 
     def _gauges(self) -> None:
         self._metrics.queue_length.set(len(self._queue))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -39,11 +40,11 @@ from pdserve.status import ClusterStatus, ModelInfo, PlacementStatus
 from pdserve.tokenizer import Tokenizer
 from pdserve.wire_version import announced, spoken
 from router.admission import Admission
+from router.asked import Asked
 from router.choice_run import Parts
 from router.conductor import Conductor
-from router.explain import Explanations
+from router.explain import NUM_KEPT, Explained
 from router.fleet import Fleet
-from router.generation import Generation
 from router.learning import Learner
 from router.member import Member
 from router.metrics import RouterMetrics
@@ -101,7 +102,7 @@ class RouterApp:
             clock,
             self.metrics,
         )
-        self.explanations = Explanations(clock)
+        self.explanations: deque[Explained] = deque(maxlen=NUM_KEPT)
         self._tasks = asyncio.TaskGroup()
         self._structures = Structures(
             structure_work or work,
@@ -263,7 +264,7 @@ class RouterApp:
 
     def generate(
         self, request: GenerateRequest, *, deadline_left_s: float | None = None, traceparent: str = ""
-    ) -> Generation:
+    ) -> Conductor:
         """Accept one request and begin it; what only the model can tell of it is raised by the first event.
 
         deadline_left_s  seconds that the client gives; None = timeouts.request_s
@@ -280,13 +281,21 @@ class RouterApp:
                 raise InvalidRequest("a request of this id is running", request_id=request_id)
         if deadline_left_s is None or not math.isfinite(deadline_left_s):
             deadline_left_s = self._config.timeouts.request_s
-        conductor = Conductor(self._parts, request, request_id, deadline_left_s, traceparent)
-        self._conductors[request_id] = conductor
+        now_s = self._clock.now_s()
+        asked = Asked(
+            request=request,
+            request_id=request_id,
+            traceparent=traceparent,
+            received_s=now_s,
+            deadline_s=now_s + deadline_left_s,
+            clock=self._clock,
+        )
+        conductor = self._conductors[request_id] = Conductor(self._parts, asked)
         self._idle.clear()
         task = self._tasks.create_task(conductor.run())
         conductor.bind(task)
         task.add_done_callback(lambda _: self._forget(request_id))
-        return Generation(conductor)
+        return conductor
 
     def _forget(self, request_id: str) -> None:
         self._conductors.pop(request_id).finish_unrun()

@@ -49,11 +49,12 @@ class Outcome:
 
 
 class Attempt:
-    """Event-loop thread only. `outcome` is resolved when the attempt has ended by itself.
+    """Event-loop thread only.
 
     start            what the decode worker is asked for
     prefill          None = the decode worker prefills
     choice           that the tokens belong to
+    outcome          resolved when the attempt has ended by itself
     deadline_left_s  seconds that the client still gives, when StartPrefill is written
     on_settled    called once: the sequence runs, or the attempt has ended
     """
@@ -64,6 +65,7 @@ class Attempt:
         prefill: Member | None,
         decode: Member,
         choice: Choice,
+        outcome: asyncio.Future[Outcome],
         *,
         timeouts: TimeoutsConfig,
         clock: Clock,
@@ -75,7 +77,7 @@ class Attempt:
         self.prefill = prefill
         self.decode = decode
         self.times = AttemptTimes(credit_held_s=clock.now_s(), local=prefill is None)
-        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.outcome = outcome
         self.prefilled_tokens = 0  # P's progress
         self.started = False  # D's verdict was DecodeStarted
         self._start = start
@@ -83,7 +85,7 @@ class Attempt:
         self._clock = clock
         self._deadline_left_s = deadline_left_s
         self._on_settled: Callable[[], None] | None = on_settled
-        self._time = PhaseClock(timeouts, clock, prefill, decode, self._late)
+        self.time = PhaseClock(timeouts, clock, prefill, decode, self._late)
         self._tokens = TokenFlow(start, self._give)
         self._prefill_written = False
         self._prefill_over = prefill is None  # P has ended its part itself, or its session is gone
@@ -97,12 +99,12 @@ class Attempt:
     @property
     def phase(self) -> AttemptPhase:
         """Where it is, as far as the router knows."""
-        return self._time.phase
+        return self.time.phase
 
     @property
-    def since_s(self) -> float:
-        """Since when it is there, or without progress there."""
-        return self._time.since_s
+    def pair(self) -> tuple[str, str]:
+        """Ids of its prefill worker, "" for none, and its decode worker."""
+        return "" if self.prefill is None else self.prefill.id, self.decode.id
 
     # --- begin
 
@@ -123,7 +125,7 @@ class Attempt:
             self.prefill.accounting.assign(self.handle, num_uncached_tokens, 0, now_s)
         self.decode.send(self._start)
         self.times.decode_written_s = now_s
-        self._time.start()
+        self.time.start()
 
     # --- messages
 
@@ -142,15 +144,15 @@ class Attempt:
             case StepTokens():
                 if self._tokens.take(message):
                     if self.phase is AttemptPhase.PREEMPTED:
-                        self._time.enter(AttemptPhase.RUNNING)
-                    self._time.progress(AttemptPhase.RUNNING)
+                        self.time.enter(AttemptPhase.RUNNING)
+                    self.time.progress(AttemptPhase.RUNNING)
             case Progress():
                 self._on_decode_progress(message)
             case Granted():
                 self._on_granted(message)
             case Waiting():
                 if self.phase is AttemptPhase.GRANTING:
-                    self._time.enter(AttemptPhase.WAITING)
+                    self.time.enter(AttemptPhase.WAITING)
             case Refused():
                 self._decode_over = True
                 self._refused(self.decode, message)
@@ -220,7 +222,7 @@ class Attempt:
             return
         now_s = self._clock.now_s()
         self.times.granted_s = now_s
-        self._time.enter(AttemptPhase.QUEUED)
+        self.time.enter(AttemptPhase.QUEUED)
         if self.prefill is None:
             return
         self._prefill_written = True
@@ -253,11 +255,11 @@ class Attempt:
         if progress.phase is Phase.PREFILLING:
             if self.times.prefilling_s is None:
                 self.times.prefilling_s = self._clock.now_s()
-            self._time.enter(AttemptPhase.PREFILLING)
+            self.time.enter(AttemptPhase.PREFILLING)
             if grows:  # a heartbeat that repeats the amount is no progress
-                self._time.progress(AttemptPhase.PREFILLING)
+                self.time.progress(AttemptPhase.PREFILLING)
         elif progress.phase in (Phase.QUEUED, Phase.PREEMPTED):
-            self._time.enter(AttemptPhase.QUEUED)
+            self.time.enter(AttemptPhase.QUEUED)
 
     def _on_first_token(self, message: FirstToken) -> None:
         self.times.first_token, self.times.first_token_s = message, self._clock.now_s()
@@ -267,8 +269,8 @@ class Attempt:
             self._prefill_over = True
         elif not self.started:
             self.prefilled_tokens = len(self._start.token_ids)
-            self._time.enter(AttemptPhase.HANDOFF)
-            self._time.progress(AttemptPhase.HANDOFF)
+            self.time.enter(AttemptPhase.HANDOFF)
+            self.time.progress(AttemptPhase.HANDOFF)
         self._require_scores()
         is_news = not self._tokens.has_first
         self._tokens.take_first(message.token_id, message.logprobs)
@@ -289,7 +291,7 @@ class Attempt:
             return
         if self._prefill_error is None:
             self._prefill_error = error
-        self._time.enter(AttemptPhase.HANDOFF)
+        self.time.enter(AttemptPhase.HANDOFF)
 
     # --- the verdict, and what follows
 
@@ -302,7 +304,7 @@ class Attempt:
         self.times.started, self.times.started_s = message, self._clock.now_s()
         self._settle()
         self._choice.on_started(self.times, message)
-        self._time.enter(AttemptPhase.RUNNING)
+        self.time.enter(AttemptPhase.RUNNING)
         if self.prefill is None:
             self._require_scores()
         if self._scores.missing:
@@ -340,15 +342,15 @@ class Attempt:
             case Phase.PULLING:
                 if progress.amount > self._pulled_blocks:
                     self._pulled_blocks = progress.amount
-                    self._time.progress(AttemptPhase.HANDOFF)
+                    self.time.progress(AttemptPhase.HANDOFF)
             case Phase.PREEMPTED:
                 if self.started:
-                    self._time.enter(AttemptPhase.PREEMPTED)
+                    self.time.enter(AttemptPhase.PREEMPTED)
                 elif self.prefill is None:
                     self._on_prefill_progress(progress)
             case Phase.RUNNING:
                 if self.phase is AttemptPhase.PREEMPTED:
-                    self._time.enter(AttemptPhase.RUNNING)
+                    self.time.enter(AttemptPhase.RUNNING)
             case Phase.QUEUED | Phase.PREFILLING:
                 if self.prefill is None:
                     self._on_prefill_progress(progress)
@@ -383,7 +385,7 @@ class Attempt:
         """Close the handle and stop what still runs on the workers. Idempotent; doesn't wait."""
         if self.ended:
             return
-        self._time.enter(AttemptPhase.ENDED)
+        self.time.enter(AttemptPhase.ENDED)
         if not self._decode_over:
             self.decode.abort(self.handle)
         if self.prefill is not None and not self._prefill_over and not self.started and self._prefill_written:

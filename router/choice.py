@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from pdserve.clock import Clock
 from pdserve.detokenizer import TextStream
@@ -20,22 +20,15 @@ from router.stop_text import ReleasedText, StopText
 from router.timings import AttemptTimes, ChoiceTimes
 
 
-class TokenSink(Protocol):
-    """Where a choice's tokens go: to the client, or kept until the best choices are known."""
-
-    def put(self, event: Tokens, /) -> None: ...
-
-
 class Choice:
     """Takes the tokens of its attempts in, each index once, and gives them out. Event-loop thread only.
 
-    output             takes Tokens; several choices may share it
-    matcher            of the structure that its text must have
-    asks_for_scores    of the prompt's tokens the logprobs are wanted, from this choice's attempts
-    shows_logprobs     False: they are made to compare choices only
-    on_begin           called with the number of cached prompt tokens before the first token is given out
-    on_prompt_scores   called once with the prompt's logprobs, before the first token is given out
-    on_started         called when a decode worker has said that it runs there, and the prompt's logprobs are here
+    put              takes its tokens: to the client, or to where they are kept until the best choices are known
+    matcher          of the structure that its text must have
+    asks_for_scores  whether its next attempt must make the logprobs of the prompt's tokens
+    shows_logprobs   False: they are made to compare choices only
+    on_begin         called before the first token is given out: how many of the prompt's were cached, their logprobs
+    has_started      a decode worker has said that it runs there, and the prompt's logprobs are here; or it has ended
     """
 
     def __init__(
@@ -43,7 +36,7 @@ class Choice:
         prompt_ids: Sequence[int],
         key: SampleKey,
         stream: TextStream,
-        output: TokenSink,
+        put: Callable[[Tokens], None],
         received_s: float,
         clock: Clock,
         metrics: RouterMetrics,
@@ -51,9 +44,7 @@ class Choice:
         matcher: TokenMatcher | None = None,
         asks_for_scores: bool,
         shows_logprobs: bool,
-        on_begin: Callable[[int], None],
-        on_prompt_scores: Callable[[tuple[TokenLogprobs, ...]], None],
-        on_started: Callable[[], None],
+        on_begin: Callable[[int, tuple[TokenLogprobs, ...]], None],
     ) -> None:
         self.key = key
         self.ids = list(prompt_ids)  # prompt and all tokens so far, those held back included
@@ -62,8 +53,7 @@ class Choice:
         self.times = ChoiceTimes(received_s)
         self.num_shown = 0  # tokens given out, or held by the client already
         self.num_cached_tokens: int | None = None
-        self.prefill_worker = ""
-        self.decode_worker = ""
+        self.pair: tuple[str, str] | None = None  # ids of the workers of its last attempt
         self.kv_bytes = 0
         self.transport = ""
         self.sum_logprob = 0.0
@@ -71,28 +61,22 @@ class Choice:
         self._decode_energy_j: float | None = None  # None: no worker could tell any
         self._energy_of: AttemptTimes | None = None  # the attempt that has told of it last,
         self._energy_before_j = 0.0  # and what those before it took
-        self._asks_for_scores = asks_for_scores
+        self.asks_for_scores = asks_for_scores
+        self.has_started = asyncio.Event()
         self._shows_logprobs = shows_logprobs
         self._held_logprobs: deque[TokenLogprobs] = deque()  # of tokens not given out yet
         self._stream = stream
         self._matcher = matcher
         self._stop = StopText(key.params.stop, key.params.include_stop)
-        self._output = output
+        self._put = put
         self._clock = clock
         self._metrics = metrics
         self._on_begin = on_begin
-        self._on_prompt_scores = on_prompt_scores
-        self._on_started = on_started
-
-    @property
-    def asks_for_scores(self) -> bool:
-        """Whether its next attempt must make the prompt's logprobs."""
-        return self._asks_for_scores
 
     @property
     def attempt_key(self) -> SampleKey:
         """The key for its next attempt: prompt logprobs are made once."""
-        if self._asks_for_scores or self.key.params.prompt_logprobs is None:
+        if self.asks_for_scores or self.key.params.prompt_logprobs is None:
             return self.key
         return replace(self.key, params=replace(self.key.params, prompt_logprobs=None))
 
@@ -131,11 +115,11 @@ class Choice:
     # --- what an attempt tells; attempt: its moments, which stand for it
 
     def on_prompt_logprobs(self, tokens: tuple[TokenLogprobs, ...]) -> None:
-        """All of the prompt's."""
-        self._asks_for_scores = False
-        self._on_prompt_scores(tokens)
+        """All of the prompt's, before the first token."""
+        self.asks_for_scores = False
+        self._on_begin(0, tokens)  # none of it was a hit
         if self.times.started is not None:
-            self._on_started()
+            self.has_started.set()
 
     def on_tokens(
         self,
@@ -169,10 +153,10 @@ class Choice:
         for gap_s in self.times.on_tokens(count, read_s, attempt):
             self._metrics.itl_s.observe(gap_s)
         if ids:
-            self._on_begin(self.num_cached_tokens or 0)
+            self._on_begin(self.num_cached_tokens or 0, ())
             first_index, self.num_shown = self.num_shown, self.num_shown + len(ids)
             self._metrics.tokens.inc(len(ids))
-            self._output.put(
+            self._put(
                 Tokens(
                     choice=self.index,
                     first_index=first_index,
@@ -205,8 +189,8 @@ class Choice:
         self._metrics.kv_bytes.inc(message.received_bytes)
         self._metrics.kv_transfer_s.inc(message.transfer_s)
         self._note_prefill_energy(message.energy_j)
-        if not self._asks_for_scores:
-            self._on_started()
+        if not self.asks_for_scores:
+            self.has_started.set()
 
     def on_finished(self, attempt: AttemptTimes, message: SequenceFinished) -> None:
         """D's figures at the end."""
@@ -257,6 +241,7 @@ class Choice:
     def finished(self, now_s: float, num_attempts: int, delivered_as: int) -> Finished:
         """The closing event; now_s: when the client takes it; delivered_as: the client's number for this choice."""
         assert self.reason is not None, "a choice finishes with a reason"
+        prefill, decode = self.pair or ("", "")
         return Finished(
             choice=delivered_as,
             reason=self.reason,
@@ -267,8 +252,8 @@ class Choice:
             ),
             timings=self.times.timings(now_s),
             num_attempts=num_attempts,
-            prefill_worker=self.prefill_worker,
-            decode_worker=self.decode_worker,
+            prefill_worker=prefill,
+            decode_worker=decode,
             kv_bytes=self.kv_bytes,
             transport=self.transport,
             energy=known_energy(self._prefill_energy_j, self._decode_energy_j),

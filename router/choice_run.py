@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
 from pdserve.clock import Clock
-from pdserve.errors import KvCorrupt, LinkLost
-from pdserve.ids import AttemptName, Random, draw_id64
+from pdserve.errors import KvCorrupt, LinkLost, RowFailed, StepFailed
+from pdserve.ids import AttemptName, Random, WorkerRef, draw_id64
 from pdserve.messages import StartDecode
-from pdserve.request import GenerateRequest
 from pdserve.service.config import Config
-from pdserve.stuck import STUCK_S
+from pdserve.stuck import MayStick, is_newly_stuck
 from router.admission import Admission
+from router.asked import Asked
 from router.attempt import Attempt, Outcome
 from router.attempt_need import Need
 from router.choice import Choice
-from router.explain import Explained, Explanations
+from router.explain import Explained
 from router.fleet import Fleet
 from router.identity import ModelIdentity
 from router.learning import Learner
@@ -27,7 +28,6 @@ from router.member import Member
 from router.metrics import RouterMetrics
 from router.model_text import ModelText
 from router.placement import Placement
-from router.retry_budget import RetryBudget
 from router.structures import Structures
 from router.ticket import Ticket
 
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What all conductors of a router share."""
+    """What all conductors of a router share. explanations: of the last placements, oldest first."""
 
     config: Config
     clock: Clock
@@ -47,53 +47,47 @@ class Parts:
     structures: Structures
     metrics: RouterMetrics
     learner: Learner
-    explanations: Explanations
+    explanations: deque[Explained]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The request that a choice belongs to, and the model it was checked against.
-
-    left_s  seconds that its client still gives
-    """
-
-    request: GenerateRequest
-    identity: ModelIdentity
-    request_id: str
-    traceparent: str
-    received_s: float
-    left_s: Callable[[], float]
+MAX_STRIKES = 2  # a request whose steps failed so often is never run again
 
 
 class ChoiceRun:
     """Event-loop thread only.
 
-    prefer     (prefill id or "", decode id) that the first choice was placed on, if this one should follow it
-    on_placed  called when a pair was found, before the attempt begins
+    follows       the first choice: this one goes to its pair if it can
+    on_placed     called when a pair was found, before the attempt begins
+    num_attempts  as users count them: the last one, and those before it that ended by a fault; refusals, revocations,
+                  drains and hand-backs don't count
     """
 
     def __init__(
         self,
         parts: Parts,
         asked: Asked,
+        identity: ModelIdentity,
         choice: Choice,
         *,
-        begun: bool,
-        prefer: Callable[[], tuple[str, str] | None],
+        follows: Choice | None,
         on_placed: Callable[[], None],
     ) -> None:
         self.choice = choice
-        self.tries = RetryBudget(max_attempts=parts.config.router.max_attempts, begun=begun)
         self.attempt: Attempt | None = None  # the one that runs
-        self.pair: tuple[str, str] | None = None  # of the last attempt
         self.explained: Explained | None = None  # why it went there
         self.why_waiting: list[str] = []  # what kept the last attempt from being placed
+        self.num_attempts = 1
+        self.num_strikes = 0
         self._parts = parts
         self._asked = asked
-        self._prefer = prefer
+        self._identity = identity
+        self._follows = follows
         self._on_placed = on_placed
         self._waiting: Ticket | None = None  # the attempt that has no pair yet
-        self._stuck_logged: tuple[Attempt | Ticket, str] | None = None
+        self._begun = choice.num_generated > 0  # by some worker: whatever follows is a replay
+        self._first_start_s: float | None = None
+        self._faults: dict[tuple[str, str], int] = {}
+        self._kept_on: tuple[WorkerRef, int] | None = None
 
     async def run(self) -> None:
         """Until the choice has ended. Raises what it ends with for good."""
@@ -102,146 +96,146 @@ class ChoiceRun:
 
     def log_if_stuck(self, now_s: float) -> None:
         """Say so once if it has been in one state for long, and whom it waits for."""
-        stuck: tuple[Attempt | Ticket, str]
         if (attempt := self.attempt) is not None:
-            stuck, since_s = (attempt, attempt.phase.value), attempt.since_s
-            prefill, decode, why = attempt.prefill, attempt.decode.id, ""
+            it: MayStick = attempt.time
+            state, (prefill, decode), why = attempt.phase.value, attempt.pair, ""
         elif (ticket := self._waiting) is not None:
-            stuck, since_s = (ticket, "in the queue"), ticket.submitted_s
-            prefill, decode, why = None, "", "; ".join(str(verdict) for verdict in ticket.why_waiting[:4])
+            it, state, prefill, decode = ticket, "in the queue", "", ""
+            why = "; ".join(str(verdict) for verdict in ticket.why_waiting[:4])
         else:
             return
-        if stuck == self._stuck_logged or now_s - since_s <= STUCK_S:
-            return
-        self._stuck_logged = stuck
-        log.warning(
-            "request.stuck",
-            **self._name.logged,
-            state=stuck[1],
-            prefill="" if prefill is None else prefill.id,
-            decode=decode,
-            why=why,
-            age_s=round(now_s - since_s, 3),
-        )
+        if is_newly_stuck(it, now_s):
+            log.warning(
+                "request.stuck",
+                **self._name.logged,
+                state=state,
+                prefill=prefill,
+                decode=decode,
+                why=why,
+                age_s=round(now_s - it.progress_s, 3),
+            )
 
     async def _one_attempt(self) -> None:
         """Wait for a pair, run on it. Returns when there may be another attempt or the choice has ended."""
         admission = self._parts.admission
         ticket = self._waiting = self._ticket()
-        attempt: Attempt | None = None
-        admission.submit(ticket)
         try:
-            attempt = await ticket.attempt
-            outcome = await attempt.outcome
+            admission.submit(ticket)
+            outcome = await ticket.outcome
         finally:
             self._waiting = None
             admission.withdraw(ticket)
             self.why_waiting = [str(verdict) for verdict in ticket.why_waiting]
-            if attempt is None:
-                attempt = _placed_meanwhile(ticket)
+            attempt = self.attempt
             if attempt is not None:
                 attempt.close()
                 self.attempt = None
-                self._learn(attempt)
-                self._parts.fleet.attempt_ended()
+                self._tell_fleet(attempt)
+        assert attempt is not None, "an outcome is that of an attempt"
         self._judge(attempt, outcome)
 
-    def _learn(self, attempt: Attempt) -> None:
-        """What the end of an attempt says about the workers."""
-        if not attempt.outcome.done() or attempt.outcome.cancelled():
-            return  # ended from this side
-        outcome = attempt.outcome.result()
-        error = outcome.error
-        if error is None:
-            return
-        if outcome.refused_by is not None:
-            self._parts.fleet.mark_refusing(outcome.refused_by, error)
-        # Draining in a Failed says nothing about who drains: D passes its prefill worker's on. Load reports do.
-        if isinstance(error, LinkLost) and attempt.prefill is not None:
-            self._parts.fleet.mark_link_lost(attempt.prefill, attempt.decode, error.generation)
-        if isinstance(error, KvCorrupt) and attempt.prefill is not None:
-            self._parts.metrics.corrupt.labels(prefill_worker=attempt.prefill.id).inc()
+    def _tell_fleet(self, attempt: Attempt) -> None:
+        """What the end of an attempt says about the workers; nothing if it was ended from this side."""
+        fleet, prefill = self._parts.fleet, attempt.prefill
+        if attempt.outcome.done() and not attempt.outcome.cancelled():
+            outcome = attempt.outcome.result()
+            error = outcome.error
+            if error is not None and outcome.refused_by is not None:
+                fleet.mark_refusing(outcome.refused_by, error)
+            # Draining in a Failed says nothing about who drains: D passes its prefill worker's on. Load reports do.
+            if isinstance(error, LinkLost) and prefill is not None:
+                fleet.mark_link_lost(prefill, attempt.decode, error.generation)
+            if isinstance(error, KvCorrupt) and prefill is not None:
+                self._parts.metrics.corrupt.labels(prefill_worker=prefill.id).inc()
+        fleet.attempt_ended()
 
     def _judge(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Whether there may be another attempt; raises if not."""
-        error = outcome.error
-        metrics = self._parts.metrics
-        metrics.attempts.labels(reason="ok" if error is None else type(error).__name__).inc()
+        """Whether there may be another attempt; raises the error of this one, or what it amounts to, if not."""
+        error, (prefill, decode) = outcome.error, attempt.pair
+        reason = "ok" if error is None else type(error).__name__
+        self._parts.metrics.attempts.labels(reason=reason).inc()
         if error is None:
             return
-        choice, tries = self.choice, self.tries
         log.info(
             "attempt.failed",
             handle=attempt.handle,
             **attempt.name.logged,
-            prefill="" if attempt.prefill is None else attempt.prefill.id,
-            decode=attempt.decode.id,
-            num_tokens=choice.num_generated,
-            error=type(error).__name__,
+            prefill=prefill,
+            decode=decode,
+            num_tokens=self.choice.num_generated,
+            error=reason,
             reason=str(error),
         )
-        tries.judge(attempt, outcome)
+        if outcome.refused_by is None:
+            self._begun = True
+        if isinstance(error, StepFailed):
+            self.num_strikes += 1
+            if self.num_strikes >= MAX_STRIKES:
+                raise RowFailed(
+                    "engine steps with this request failed", strikes=self.num_strikes, last=str(error)
+                )
+        if not error.replayable:
+            raise error
+        if error.counts_as_attempt and outcome.refused_by is None:
+            self._faults[attempt.pair] = self._faults.get(attempt.pair, 0) + 1
+            if self.num_attempts >= self._parts.config.router.max_attempts:
+                error.fields["attempts"] = self.num_attempts
+                raise error
+            self.num_attempts += 1
         if attempt.prefill is not None and attempt.prefilled_tokens:
-            tries.kept_on = (attempt.prefill.ref, attempt.prefilled_tokens)
+            self._kept_on = (attempt.prefill.ref, attempt.prefilled_tokens)
 
     def _ticket(self) -> Ticket:
-        choice, tries, request = self.choice, self.tries, self._asked.request
-        need = Need(
-            identity=self._asked.identity,
-            token_ids=tuple(choice.ids),
-            max_total_tokens=choice.num_prompt_tokens + choice.key.max_tokens,
-            cache_salt=request.cache_salt,
-            avoid=tries.avoid,
-            prefer=self._prefer(),
-            kept_on=tries.kept_on,
-            takes_hits=not choice.asks_for_scores,
-        )
+        choice, asked = self.choice, self._asked
         ticket = Ticket(
-            request_id=self._asked.request_id,
+            request_id=asked.request_id,
             choice=choice.index,
-            need=need,
-            queued_s=self._asked.received_s,
+            need=Need(
+                identity=self._identity,
+                token_ids=tuple(choice.ids),
+                max_total_tokens=choice.num_prompt_tokens + choice.key.max_tokens,
+                cache_salt=asked.request.cache_salt,
+                avoid=self._faults,
+                prefer=None if self._follows is None else self._follows.pair,
+                kept_on=self._kept_on,
+                takes_hits=not choice.asks_for_scores,
+            ),
+            queued_s=asked.received_s,
             submitted_s=self._parts.clock.now_s(),
-            priority=request.priority,
-            user=request.user,
-            replay=tries.begun,
-            left_s=self._asked.left_s,
+            priority=asked.request.priority,
+            user=asked.request.user,
+            replay=self._begun,
+            left_s=asked.left_s,
             start=lambda placement: self._start(ticket, placement),
-            attempt=asyncio.get_running_loop().create_future(),
+            outcome=asyncio.get_running_loop().create_future(),
         )
         return ticket
 
-    def _start(self, ticket: Ticket, placement: Placement) -> Attempt:
-        """Called by admission in the moment in which the pair is chosen."""
+    def _start(self, ticket: Ticket, placement: Placement) -> None:
+        """Called by admission in the moment in which the pair is chosen: it is booked before anybody else is placed."""
         self._on_placed()
-        parts, choice = self._parts, self.choice
-        attempt = Attempt(
-            self._start_decode(ticket.need, placement.prefill),
+        parts, choice, need = self._parts, self.choice, ticket.need
+        attempt = self.attempt = Attempt(
+            self._start_decode(need, placement.prefill),
             placement.prefill,
             placement.decode,
             choice,
+            ticket.outcome,
             timeouts=parts.config.timeouts,
             clock=parts.clock,
             deadline_left_s=self._asked.left_s,
             on_settled=lambda: self._settled(attempt, placement, ticket),
         )
-        self.attempt = attempt
-        choice.prefill_worker = "" if placement.prefill is None else placement.prefill.id
-        choice.decode_worker = placement.decode.id
-        self.pair = (choice.prefill_worker, choice.decode_worker)
-        self._explain(placement)
+        choice.pair = prefill, decode = attempt.pair
+        self.explained = Explained(attempt.name, parts.clock.now_s(), placement.explain)
+        parts.explanations.append(self.explained)
         log.debug(
-            "attempt.begun",
-            handle=attempt.handle,
-            **attempt.name.logged,
-            prefill=choice.prefill_worker,
-            decode=choice.decode_worker,
+            "attempt.begun", handle=attempt.handle, **attempt.name.logged, prefill=prefill, decode=decode
         )
         attempt.start(
-            num_blocks=ticket.need.num_tokens // placement.decode.hello.block_size + 1,
+            num_blocks=need.num_tokens // placement.decode.hello.block_size + 1,
             num_uncached_tokens=placement.expected.num_uncached,
         )
-        return attempt
 
     def _settled(self, attempt: Attempt, placement: Placement, ticket: Ticket) -> None:
         """It runs on the decode worker, or has ended before that."""
@@ -249,39 +243,24 @@ class ChoiceRun:
         self._parts.admission.settled(ticket)
 
     def _start_decode(self, need: Need, prefill: Member | None) -> StartDecode:
-        now_s = self._parts.clock.now_s()
-        tries = self.tries
-        if tries.first_start_s is None:
-            tries.first_start_s = now_s
+        choice, now_s = self.choice, self._parts.clock.now_s()
+        if self._first_start_s is None:
+            self._first_start_s = now_s
         return StartDecode(
             handle=draw_id64(self._parts.random),
             token_ids=tuple(need.token_ids),
-            num_prompt_tokens=self.choice.num_prompt_tokens,
-            key=self.choice.attempt_key,
+            num_prompt_tokens=choice.num_prompt_tokens,
+            key=choice.attempt_key,
             deadline_left_s=self._asked.left_s(),
-            num_strikes=tries.num_strikes,
+            num_strikes=self.num_strikes,
             source=None if prefill is None else prefill.ref,
             priority=self._asked.request.priority,
-            age_s=now_s - tries.first_start_s,
-            cache_salt=self._asked.request.cache_salt,
+            age_s=now_s - self._first_start_s,
+            cache_salt=need.cache_salt,
             name=self._name,
         )
 
     @property
     def _name(self) -> AttemptName:
         """Of the attempt that runs, or waits, or comes next."""
-        asked = self._asked
-        return AttemptName(asked.request_id, self.choice.index, self.tries.num_attempts, asked.traceparent)
-
-    def _explain(self, placement: Placement) -> None:
-        self.explained = self._parts.explanations.add(
-            self._asked.request_id, self.choice.index, self.tries.num_attempts, placement.explain
-        )
-
-
-def _placed_meanwhile(ticket: Ticket) -> Attempt | None:
-    """The attempt of a ticket whose owner was cancelled in the very turn in which the pair was found."""
-    future = ticket.attempt
-    if not future.done() or future.cancelled() or future.exception() is not None:
-        return None
-    return future.result()
+        return self._asked.name(self.choice.index, self.num_attempts)

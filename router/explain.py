@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pdserve.clock import Clock
+from pdserve.ids import AttemptName
 from router.scoring import Cost
 
 NUM_KEPT = 64
@@ -40,39 +38,14 @@ class Verdict(NamedTuple):  # not a dataclass: one is made for each pair at each
 CHOSEN = "chosen"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Explained:
-    """One placement. attempt: as users count them, from 1; placed_s: the router's clock."""
+    """One placement. placed_s: the router's clock."""
 
-    request_id: str
-    choice: int
-    attempt: int
+    name: AttemptName
     placed_s: float
     verdicts: tuple[Verdict, ...]
 
     def lines(self) -> list[str]:
         """For logs."""
         return [str(verdict) for verdict in self.verdicts]
-
-
-class Explanations:
-    """The last placements, oldest first. Event-loop thread only."""
-
-    def __init__(self, clock: Clock, num_kept: int = NUM_KEPT) -> None:
-        self._clock = clock
-        self._kept: deque[Explained] = deque(maxlen=num_kept)
-
-    def add(self, request_id: str, choice: int, attempt: int, verdicts: tuple[Verdict, ...]) -> Explained:
-        """A pair was chosen now."""
-        explained = Explained(
-            request_id=request_id,
-            choice=choice,
-            attempt=attempt,
-            placed_s=self._clock.now_s(),
-            verdicts=verdicts,
-        )
-        self._kept.append(explained)
-        return explained
-
-    def __iter__(self) -> Iterator[Explained]:
-        return iter(tuple(self._kept))

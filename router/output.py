@@ -115,12 +115,8 @@ class Output:
         """Return when the client has taken everything, after `end`."""
         await self._all_taken.wait()
 
-    async def take(self, on_tokens: Callable[[Tokens, float], None]) -> Event | None:
-        """The next event, None at the end; raises the error that the request ended with.
-
-        on_tokens  told of each token event in the moment in which it leaves
-        One reader only.
-        """
+    async def take(self) -> Event | None:
+        """The next event, None at the end; raises the error that the request ended with. One reader only."""
         while not self._entries and not self._ended:
             assert self._waiter is None, "an output has one reader"
             self._waiter = asyncio.get_running_loop().create_future()
@@ -141,10 +137,7 @@ class Output:
             self._all_taken.set()
         else:
             self._timer.pause()
-        event = entry.make(now_s)
-        if isinstance(event, Tokens):
-            on_tokens(event, now_s)
-        return event
+        return entry.make(now_s)
 
     def _append(self, entry: _Entry) -> None:
         if self._ended:

@@ -30,7 +30,7 @@ class PhaseClock:
 
     prefill   None = the decode worker prefills
     on_late   called once with the error of the phase whose time is over
-    since_s   in this phase, or without progress in it
+    progress_s  since when it is in this phase, or without progress in it
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class PhaseClock:
         on_late: Callable[[WorkerLost], None],
     ) -> None:
         self.phase = AttemptPhase.GRANTING
-        self.since_s = clock.now_s()
+        self.is_stuck_logged = False
+        self.progress_s = clock.now_s()
         self._timeouts = timeouts
         self._clock = clock
         self._prefill = prefill
@@ -66,13 +67,14 @@ class PhaseClock:
         """Into a phase; nothing happens if it is this one already."""
         if phase is not self.phase:
             self.phase = phase
-            self.since_s = self._clock.now_s()
+            self.is_stuck_logged = False
+            self.progress_s = self._clock.now_s()
             self._arm()
 
     def progress(self, phase: AttemptPhase) -> None:
         """There was progress, if this is the phase: its time starts over."""
         if phase is self.phase:
-            self.since_s = self._clock.now_s()
+            self.progress_s = self._clock.now_s()
             self._arm()
 
     def _arm(self) -> None:

@@ -56,6 +56,9 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._present)
 
+    def __contains__(self, item: T) -> bool:
+        return item in self._present
+
     def __iter__(self) -> Iterator[T]:
         """Everything that waits, in the order in which it came."""
         return iter(tuple(self._present))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pdserve.block_messages import BlockCounts
 from pdserve.figures import RouterFigures
 from pdserve.status import (
@@ -13,7 +15,7 @@ from pdserve.status import (
     WorkerStatus,
 )
 from router.admission import Admission
-from router.explain import NUM_KEPT, Explanations, Verdict
+from router.explain import NUM_KEPT, Explained, Verdict
 from router.fleet import Fleet
 from router.member import Member
 
@@ -58,14 +60,14 @@ def read_status(
 
 
 def read_placements(
-    explanations: Explanations, admission: Admission, now_s: float
+    explanations: Iterable[Explained], admission: Admission, now_s: float
 ) -> tuple[PlacementStatus, ...]:
     """The last placements, oldest first, then what waits, in the order in which it came; so many of each."""
     placed = [
         PlacementStatus(
-            request_id=each.request_id,
-            choice=each.choice,
-            attempt=each.attempt,
+            request_id=each.name.request_id,
+            choice=each.name.choice,
+            attempt=each.name.attempt,
             age_s=now_s - each.placed_s,
             candidates=_candidates(each.verdicts),
         )

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import structlog
 
 from pdserve.errors import PdserveError
 from pdserve.fields import plain_id
-from pdserve.request import GenerateRequest
-from router.choice import Choice
+from router.asked import Asked
 from router.choice_run import ChoiceRun
 from router.metrics import RouterMetrics
 
 log = structlog.get_logger()
 
-
-class EndedRequest(Protocol):
-    """What the summary reads."""
-
-    request: GenerateRequest
-    request_id: str
-    traceparent: str
-    received_s: float
-    prompt_ids: tuple[int, ...]
-    choices: list[Choice]
-    runs: list[ChoiceRun]
+_PARTS = (
+    "ttft",
+    "queue",
+    "reserve",
+    "dispatch",
+    "prefill_queue",
+    "prefill",
+    "relay",
+    "rest",
+    "first_gap",
+    "itl_p50",
+    "itl_p99",
+)
 
 
 @contextmanager
@@ -47,66 +47,56 @@ def refusals_told(request_id: str, metrics: RouterMetrics) -> Iterator[None]:
 
 
 def log_finished(
-    ended: EndedRequest,
+    asked: Asked,
+    num_prompt_tokens: int,
+    runs: Sequence[ChoiceRun],
     error: PdserveError | None,
-    now_s: float,
     metrics: RouterMetrics,
     *,
     explain: bool,
 ) -> None:
     """Called once for every request that began, however it ended.
 
+    runs     of its choices; none if it ended before there were any
     explain  say also why each last placement was chosen
     """
+    now_s = asked.clock.now_s()
     status = "OK" if error is None else error.code.value
     metrics.requests.labels(status=status).inc()
-    for choice in ended.choices:
+    choices = [run.choice for run in runs]
+    for choice in choices:
         if choice.times.ttft_s is not None:
             metrics.ttft_s.observe(choice.times.ttft_s)
         if choice.times.queue_s is not None:
             metrics.queue_s.observe(choice.times.queue_s)
     fields: dict[str, object] = {
-        "request_id": ended.request_id,
+        "request_id": asked.request_id,
         "status": status,
         "error": "" if error is None else str(error),
-        "num_prompt_tokens": len(ended.prompt_ids),
-        "num_completion_tokens": sum(choice.num_generated for choice in ended.choices),
-        "took_s": round(now_s - ended.received_s, 4),
+        "num_prompt_tokens": num_prompt_tokens,
+        "num_completion_tokens": sum(choice.num_generated for choice in choices),
+        "took_s": round(now_s - asked.received_s, 4),
     }
-    if ended.traceparent:
-        fields["traceparent"] = ended.traceparent
-    structure = ended.request.sampling.structure
-    if ended.choices:
-        first = ended.choices[0]
+    if asked.traceparent:
+        fields["traceparent"] = asked.traceparent
+    if choices:
+        first, structure = choices[0], asked.request.sampling.structure
         timings = first.times.timings(now_s)
+        prefill, decode = first.pair or ("", "")
         fields |= {
-            "num_choices": len(ended.choices),
+            "num_choices": len(choices),
             "structure": "" if structure is None else structure.kind.value,
             "num_cached_tokens": first.num_cached_tokens or 0,
-            "reasons": [choice.reason.value if choice.reason else "" for choice in ended.choices],
-            "attempts": sum(run.tries.num_attempts for run in ended.runs),
-            "strikes": sum(run.tries.num_strikes for run in ended.runs),
-            "prefill": first.prefill_worker,
-            "decode": first.decode_worker,
+            "reasons": [choice.reason.value if choice.reason else "" for choice in choices],
+            "attempts": sum(run.num_attempts for run in runs),
+            "strikes": sum(run.num_strikes for run in runs),
+            "prefill": prefill,
+            "decode": decode,
             "transport": first.transport,
             "kv_bytes": first.kv_bytes,
-        }
-        for name in (
-            "ttft",
-            "queue",
-            "reserve",
-            "dispatch",
-            "prefill_queue",
-            "prefill",
-            "relay",
-            "rest",
-            "first_gap",
-            "itl_p50",
-            "itl_p99",
-        ):
-            fields[f"{name}_s"] = round(getattr(timings, f"{name}_ms") / 1e3, 6)
+        } | {f"{part}_s": round(getattr(timings, f"{part}_ms") / 1e3, 6) for part in _PARTS}
     if explain:
         fields["explain"] = [
-            run.explained.lines() if run.explained is not None else run.why_waiting for run in ended.runs
+            run.explained.lines() if run.explained is not None else run.why_waiting for run in runs
         ]
     log.info("request.finished", **fields)

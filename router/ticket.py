@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.attempt import Attempt
+from router.attempt import Outcome
 from router.attempt_need import Need
 from router.explain import Verdict
 from router.placement import Placement
@@ -19,7 +19,7 @@ class Ticket:
     queued_s     when its request was received; submitted_s: when this attempt began to wait
     left_s       seconds until its deadline
     start        makes and starts the attempt, in the very call in which the pair is chosen
-    attempt      resolved with it, or with what ends the wait for good
+    outcome      resolved by the attempt, or with what ends the wait for good
     why_waiting  what became of each candidate when it was last looked at
     unfit_since_s  since when all workers' windows are too small for it; None = they aren't
     """
@@ -33,7 +33,12 @@ class Ticket:
     user: str
     replay: bool
     left_s: Callable[[], float]
-    start: Callable[[Placement], Attempt]
-    attempt: asyncio.Future[Attempt]
+    start: Callable[[Placement], None]
+    outcome: asyncio.Future[Outcome]
     why_waiting: tuple[Verdict, ...] = ()
+    is_stuck_logged: bool = False
     unfit_since_s: float | None = None
+
+    @property
+    def progress_s(self) -> float:
+        return self.submitted_s

@@ -12,7 +12,7 @@ from pdserve.errors import Draining, InvalidRequest, PdserveError, RequestCancel
 from pdserve.request import Finished, GenerateRequest, Resume, ResumeChoice, Started, Tokens
 from pdserve.sampling import FinishReason, SampleKey, SamplingParams
 from router.app import RouterApp
-from router.generation import Generation
+from router.conductor import Conductor
 from tests.simulation.plan import Plan
 from tests.simulation.stage import Stage
 
@@ -53,7 +53,7 @@ class Client:
         self, stage: Stage, plan: Plan, on_cancel: Callable[[list[int]], None] = lambda handles: None
     ) -> None:
         self.log = ClientLog(plan)
-        self.generation: Generation | None = None
+        self.generation: Conductor | None = None
         self.app: RouterApp | None = None  # the router that it reads from now
         self._stage = stage
         self._plan = plan

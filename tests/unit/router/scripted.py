@@ -44,7 +44,7 @@ from pdserve.sampling import FinishReason, SamplingParams
 from pdserve.service.config import Config, RouterConfig, TimeoutsConfig
 from pdserve.tokenizer import Tokenizer
 from router.app import RouterApp
-from router.generation import Generation
+from router.conductor import Conductor
 from router.model_text import InlineWork, Work
 from tests.support.memory_session import MemoryWire
 from tests.support.virtual_loop import VirtualLoop, run_virtual
@@ -317,7 +317,7 @@ class ScriptedWorker:
 class Client:
     """Reads a request's stream to its end."""
 
-    def __init__(self, generation: Generation, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, generation: Conductor, tasks: asyncio.TaskGroup) -> None:
         self.generation = generation
         self.events: list[Event] = []
         self.error: PdserveError | None = None

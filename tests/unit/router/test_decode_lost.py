@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from structlog.testing import capture_logs
+
 from pdserve.errors import (
     KvCorrupt,
     Stale,
@@ -110,6 +112,13 @@ async def test_a_sequence_whose_last_token_has_come_is_not_replayed() -> None:
 
 @virtual
 async def test_a_link_that_breaks_is_a_new_attempt_and_not_more_than_max_attempts() -> None:
+    with capture_logs() as logs:
+        await _break_the_link_until_it_ends()
+    (attempts,) = (entry["attempts"] for entry in logs if entry["event"] == "request.finished")
+    assert attempts == 3, "as many as there were"
+
+
+async def _break_the_link_until_it_ends() -> None:
     async with Cluster() as cluster:
         p, d = await cluster.pair()
         client = cluster.generate("hello")

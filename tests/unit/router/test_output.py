@@ -26,7 +26,7 @@ def tokens(first_index: int, *ids: int, choice: int = 0) -> Tokens:
 
 
 async def take(out: Output) -> Event | None:
-    return await out.take(lambda event, now_s: None)
+    return await out.take()
 
 
 @virtual

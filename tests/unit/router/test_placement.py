@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from pdserve.block_messages import BlockCounts, BlocksStored, SnapshotPart
 from pdserve.blockhash import hash_blocks
 from pdserve.errors import Overloaded
-from pdserve.ids import WorkerRef
+from pdserve.ids import AttemptName, WorkerRef
 from pdserve.messages import (
     Credits,
     Demand,
@@ -292,7 +292,7 @@ async def test_why_each_candidate_fell_or_won_is_kept() -> None:
         client = cluster.generate("hello", request_id="why")
         await cluster.settle()
         (explained,) = cluster.app.explanations
-        assert (explained.request_id, explained.choice, explained.attempt) == ("why", 0, 1)
+        assert explained.name == AttemptName("why", 0, 1)
         assert {(verdict.prefill, verdict.decode) for verdict in explained.verdicts} == {
             ("p0", "d0"),
             ("p0", "d1"),
@@ -399,7 +399,7 @@ async def test_only_the_last_placements_are_kept() -> None:
             client = cluster.generate("hello", request_id=f"s{n}")
             await cluster.settle(0.001)
             client.generation.close()
-        kept = [each.request_id for each in cluster.app.explanations]
+        kept = [each.name.request_id for each in cluster.app.explanations]
         assert kept == [f"s{n}" for n in range(5, NUM_KEPT + 5)]
 
 

@@ -1,0 +1,29 @@
+"""One request as its client asked it: what all that is done for it goes by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.clock import Clock
+from pdserve.ids import AttemptName
+from pdserve.request import GenerateRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """received_s and deadline_s are moments of the router's clock; traceparent is for logs."""
+
+    request: GenerateRequest
+    request_id: str
+    traceparent: str
+    received_s: float
+    deadline_s: float
+    clock: Clock
+
+    def left_s(self) -> float:
+        """Seconds that the client still gives."""
+        return max(0.0, self.deadline_s - self.clock.now_s())
+
+    def name(self, choice: int, attempt: int) -> AttemptName:
+        """Of an attempt, as users count them, from 1."""
+        return AttemptName(self.request_id, choice, attempt, self.traceparent)
