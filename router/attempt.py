@@ -30,12 +30,11 @@ from pdserve.messages import (
     StepTokens,
     Waiting,
 )
-from pdserve.sampling import FinishReason, TokenLogprobs
+from pdserve.sampling import FinishReason
 from pdserve.service.config import TimeoutsConfig
 from router.choice import Choice
 from router.member import AttemptMessage, Member
 from router.phase_clock import AttemptPhase, PhaseClock
-from router.prompt_scores import PromptScores
 from router.timings import AttemptTimes
 from router.token_flow import TokenFlow
 
@@ -56,7 +55,7 @@ class Attempt:
     choice           that the tokens belong to
     outcome          resolved when the attempt has ended by itself
     deadline_left_s  seconds that the client still gives, when StartPrefill is written
-    on_settled    called once: the sequence runs, or the attempt has ended
+    on_settled       called once: the sequence runs, or the attempt has ended
     """
 
     def __init__(
@@ -85,21 +84,19 @@ class Attempt:
         self._clock = clock
         self._deadline_left_s = deadline_left_s
         self._on_settled: Callable[[], None] | None = on_settled
-        self.time = PhaseClock(timeouts, clock, prefill, decode, self._late)
-        self._tokens = TokenFlow(start, self._give)
+        self.phase_clock = PhaseClock(timeouts, clock, prefill, decode, self._late)
+        self._tokens = TokenFlow(start, choice, self.times)
         self._prefill_written = False
         self._prefill_over = prefill is None  # P has ended its part itself, or its session is gone
         self._decode_over = False
         self._prefill_error: PdserveError | None = None
         self._pulled_blocks = 0
-        self._scores = PromptScores(start)  # while some are missing, the first token is held
-        self._held_first: tuple[int, TokenLogprobs | None] | None = None
         self._held_finish: SequenceFinished | None = None
 
     @property
     def phase(self) -> AttemptPhase:
         """Where it is, as far as the router knows."""
-        return self.time.phase
+        return self.phase_clock.phase
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -125,7 +122,7 @@ class Attempt:
             self.prefill.accounting.assign(self.handle, num_uncached_tokens, 0, now_s)
         self.decode.send(self._start)
         self.times.decode_written_s = now_s
-        self.time.start()
+        self.phase_clock.start()
 
     # --- messages
 
@@ -138,21 +135,23 @@ class Attempt:
                 self._from_prefill(member, message)
         except InvariantViolated as violated:
             self._fail(violated)
+        if self._choice.reason is FinishReason.STOP_TEXT:  # of which the workers don't know
+            self._end(Outcome())
 
     def _from_decode(self, message: AttemptMessage) -> None:
         match message:
             case StepTokens():
                 if self._tokens.take(message):
                     if self.phase is AttemptPhase.PREEMPTED:
-                        self.time.enter(AttemptPhase.RUNNING)
-                    self.time.progress(AttemptPhase.RUNNING)
+                        self.phase_clock.enter(AttemptPhase.RUNNING)
+                    self.phase_clock.progress(AttemptPhase.RUNNING)
             case Progress():
                 self._on_decode_progress(message)
             case Granted():
                 self._on_granted(message)
             case Waiting():
                 if self.phase is AttemptPhase.GRANTING:
-                    self.time.enter(AttemptPhase.WAITING)
+                    self.phase_clock.enter(AttemptPhase.WAITING)
             case Refused():
                 self._decode_over = True
                 self._refused(self.decode, message)
@@ -222,7 +221,7 @@ class Attempt:
             return
         now_s = self._clock.now_s()
         self.times.granted_s = now_s
-        self.time.enter(AttemptPhase.QUEUED)
+        self.phase_clock.enter(AttemptPhase.QUEUED)
         if self.prefill is None:
             return
         self._prefill_written = True
@@ -255,11 +254,11 @@ class Attempt:
         if progress.phase is Phase.PREFILLING:
             if self.times.prefilling_s is None:
                 self.times.prefilling_s = self._clock.now_s()
-            self.time.enter(AttemptPhase.PREFILLING)
+            self.phase_clock.enter(AttemptPhase.PREFILLING)
             if grows:  # a heartbeat that repeats the amount is no progress
-                self.time.progress(AttemptPhase.PREFILLING)
+                self.phase_clock.progress(AttemptPhase.PREFILLING)
         elif progress.phase in (Phase.QUEUED, Phase.PREEMPTED):
-            self.time.enter(AttemptPhase.QUEUED)
+            self.phase_clock.enter(AttemptPhase.QUEUED)
 
     def _on_first_token(self, message: FirstToken) -> None:
         self.times.first_token, self.times.first_token_s = message, self._clock.now_s()
@@ -269,19 +268,20 @@ class Attempt:
             self._prefill_over = True
         elif not self.started:
             self.prefilled_tokens = len(self._start.token_ids)
-            self.time.enter(AttemptPhase.HANDOFF)
-            self.time.progress(AttemptPhase.HANDOFF)
+            self.phase_clock.enter(AttemptPhase.HANDOFF)
+            self.phase_clock.progress(AttemptPhase.HANDOFF)
         self._require_scores()
         is_news = not self._tokens.has_first
         self._tokens.take_first(message.token_id, message.logprobs)
-        if self._tokens.ended and is_news:
+        has_ended = self._choice.reason is not None
+        if has_ended and is_news:
             self._end(Outcome())
-        elif message.final and not self._tokens.ended:
+        elif message.final and not has_ended:
             raise InvariantViolated("P called a token final that is not", token_id=message.token_id)
 
     def _lose_prefill(self, error: PdserveError) -> None:
         """P is out. Once StartPrefill was written, D alone knows whether the hand-off happened."""
-        if self._scores.missing:
+        if self._tokens.lacks_scores:
             self._fail(error)  # D doesn't know them: nothing is lost by starting over
             return
         if self.started:
@@ -291,7 +291,7 @@ class Attempt:
             return
         if self._prefill_error is None:
             self._prefill_error = error
-        self.time.enter(AttemptPhase.HANDOFF)
+        self.phase_clock.enter(AttemptPhase.HANDOFF)
 
     # --- the verdict, and what follows
 
@@ -304,60 +304,42 @@ class Attempt:
         self.times.started, self.times.started_s = message, self._clock.now_s()
         self._settle()
         self._choice.on_started(self.times, message)
-        self.time.enter(AttemptPhase.RUNNING)
+        self.phase_clock.enter(AttemptPhase.RUNNING)
         if self.prefill is None:
             self._require_scores()
-        if self._scores.missing:
-            self._held_first = (message.first_token, message.logprobs)  # P's word is on its way
-        else:
-            self._tokens.take_first(message.first_token, message.logprobs)
+        self._tokens.take_first(message.first_token, message.logprobs)
 
     def _on_prompt_logprobs(self, message: PromptLogprobs) -> None:
-        self._scores.add(message)
-        if self._scores.missing:
-            return
-        self._choice.on_prompt_logprobs(self._scores.tokens)
-        held_first, held_finish = self._held_first, self._held_finish
-        self._held_first = self._held_finish = None
-        if held_first is not None:
-            self._tokens.take_first(*held_first)
-        if held_finish is not None and not self.ended:
-            self._on_finished(held_finish)
+        self._tokens.take_scores(message)
+        if self._held_finish is not None and not self._tokens.lacks_scores:
+            self._on_finished(self._held_finish)
 
     def _require_scores(self) -> None:
         """Whoever makes the prompt's logprobs says them before its first token."""
-        if self._scores.missing:
+        if self._tokens.lacks_scores:
             raise InvariantViolated("a first token before all of the prompt's logprobs")
-
-    def _give(
-        self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], energy_j: float | None
-    ) -> bool:
-        ended = self._choice.on_tokens(self.times, token_ids, logprobs, energy_j)
-        if self._choice.reason is FinishReason.STOP_TEXT:  # which workers don't know
-            self._end(Outcome())
-        return ended
 
     def _on_decode_progress(self, progress: Progress) -> None:
         match progress.phase:
             case Phase.PULLING:
                 if progress.amount > self._pulled_blocks:
                     self._pulled_blocks = progress.amount
-                    self.time.progress(AttemptPhase.HANDOFF)
+                    self.phase_clock.progress(AttemptPhase.HANDOFF)
             case Phase.PREEMPTED:
                 if self.started:
-                    self.time.enter(AttemptPhase.PREEMPTED)
+                    self.phase_clock.enter(AttemptPhase.PREEMPTED)
                 elif self.prefill is None:
                     self._on_prefill_progress(progress)
             case Phase.RUNNING:
                 if self.phase is AttemptPhase.PREEMPTED:
-                    self.time.enter(AttemptPhase.RUNNING)
+                    self.phase_clock.enter(AttemptPhase.RUNNING)
             case Phase.QUEUED | Phase.PREFILLING:
                 if self.prefill is None:
                     self._on_prefill_progress(progress)
 
     def _on_finished(self, message: SequenceFinished) -> None:
         self._decode_over = True
-        if self._scores.missing:
+        if self._tokens.lacks_scores:
             self._held_finish = message
             return
         if message.num_tokens != self._tokens.num_ids or not self._tokens.has_first:
@@ -365,7 +347,7 @@ class Attempt:
                 "the decode worker counts other tokens", want=self._tokens.num_ids, got=message.num_tokens
             )
         self._choice.on_finished(self.times, message)
-        if not self._tokens.ended:
+        if self._choice.reason is None:
             raise InvariantViolated("the decode worker ended too early", reason=message.reason.value)
         self._end(Outcome())
 
@@ -385,7 +367,7 @@ class Attempt:
         """Close the handle and stop what still runs on the workers. Idempotent; doesn't wait."""
         if self.ended:
             return
-        self.time.enter(AttemptPhase.ENDED)
+        self.phase_clock.enter(AttemptPhase.ENDED)
         if not self._decode_over:
             self.decode.abort(self.handle)
         if self.prefill is not None and not self._prefill_over and not self.started and self._prefill_written:
@@ -404,7 +386,7 @@ class Attempt:
 
     def _fail(self, error: PdserveError) -> None:
         """End by an error, unless all tokens have been given: then the choice is complete."""
-        self._end(Outcome() if self._tokens.ended else Outcome(error))
+        self._end(Outcome() if self._choice.reason is not None else Outcome(error))
 
     def _end(self, outcome: Outcome) -> None:
         if self.ended:

@@ -127,12 +127,11 @@ class Choice:
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprobs, ...],
         energy_j: float | None,
-    ) -> bool:
+    ) -> None:
         """The next tokens of the attempt, in order; what comes behind the end is overrun.
 
         logprobs  one a token, if they were asked for
         energy_j  of decoding in this attempt so far, if the worker can tell
-        returns  whether the choice has ended with them, or before them
         """
         read_s = self._clock.now_s()
         self._note_decode_energy(attempt, energy_j)
@@ -165,7 +164,6 @@ class Choice:
                     logprobs=self._logprobs_of(len(ids)),
                 )
             )
-        return self.reason is not None
 
     def _logprobs_of(self, count: int) -> tuple[TokenLogprobs, ...]:
         """Of the oldest tokens that are given out now."""

@@ -97,7 +97,7 @@ class ChoiceRun:
     def log_if_stuck(self, now_s: float) -> None:
         """Say so once if it has been in one state for long, and whom it waits for."""
         if (attempt := self.attempt) is not None:
-            it: MayStick = attempt.time
+            it: MayStick = attempt.phase_clock
             state, (prefill, decode), why = attempt.phase.value, attempt.pair, ""
         elif (ticket := self._waiting) is not None:
             it, state, prefill, decode = ticket, "in the queue", "", ""

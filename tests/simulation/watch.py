@@ -90,7 +90,7 @@ class Watch:
                 limit_s = None if attempt is None else self._limits_s.get(attempt.phase)
                 if attempt is None or limit_s is None:
                     continue
-                age_s = router.clock.now_s() - attempt.time.progress_s
+                age_s = router.clock.now_s() - attempt.phase_clock.progress_s
                 if age_s > limit_s + SLACK_S:
                     self._violate(
                         (attempt.handle, attempt.phase),
