@@ -209,10 +209,11 @@ class RouterSessions:
                     continue
                 if router_id is not None:
                     back_off_s = _FIRST_BACK_OFF_S
-                    await self._while_joined_elsewhere(router_id)
                 if self._wanted(address):
                     await asyncio.sleep(back_off_s * (0.5 + 0.5 * self._random.random()))
                     back_off_s = min(_MAX_BACK_OFF_S, 2 * back_off_s)
+                if router_id is not None:
+                    await self._while_joined_elsewhere(router_id)
         finally:
             self._kept.pop(address, None)
             self._unreachable.pop(address, None)
