@@ -1,4 +1,4 @@
-"""What a worker says of its KV blocks: how many are in which state, and which become or cease to be prefix hits."""
+"""What a worker says of its KV blocks: how many are in which state, and which are prefix hits."""
 
 from __future__ import annotations
 
@@ -16,30 +16,13 @@ class BlockCounts:
     quarantined: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksStored:
-    """Blocks of these hashes became hits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockEvents:
+    """Changes of the worker's prefix cache: blocks of these hashes became hits, or are gone.
 
-    sequence: int
-    hashes: tuple[bytes, ...]
+    whole  forget what was told before: this begins the whole set, and the next messages go on with it
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class BlocksRemoved:
-    """Blocks of these hashes are gone."""
-
-    sequence: int
-    hashes: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotPart:
-    """A part of the whole set of hashes as of `sequence`; `first` empties the reader's set."""
-
-    sequence: int
-    hashes: tuple[bytes, ...]
-    first: bool
-    last: bool
-
-
-CacheEvent = BlocksStored | BlocksRemoved | SnapshotPart
+    whole: bool
+    stored: tuple[bytes, ...]
+    removed: tuple[bytes, ...]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from pdserve.block_messages import BlockCounts
+from pdserve.block_messages import BlockCounts, BlockEvents
 from pdserve.errors import Failure, InvalidRequest
 from pdserve.ids import NAMELESS, AttemptName, WorkerRef
 from pdserve.sampling import FinishReason, SampleKey, TokenLogprobs
@@ -445,4 +445,5 @@ Up = (
     | Failed
     | TokenizerFile
     | Unsound
+    | BlockEvents
 )

@@ -6,6 +6,7 @@ of a session see the same interface; a worker's end sends `Up` and receives `Dow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from pdserve.errors import PdserveError
@@ -27,6 +28,14 @@ class Session(Protocol, Generic[S_contra, R_co]):
 
         The queue is bounded and merges (tokens per sequence; load keeps the newest); over the bound the session
         closes itself as a slow consumer.
+        """
+        ...
+
+    def when_idle(self, source: Callable[[], S_contra | None]) -> Callable[[], None]:
+        """Send what `source` gives whenever nothing else waits to be sent, until the session ends.
+
+        source   the next message; None = nothing for now
+        returns  what must be called when the source has something again
         """
         ...
 

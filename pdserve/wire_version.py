@@ -6,6 +6,7 @@ lower minor is spoken; so a cluster is upgraded one process at a time (docs/depl
     1.0  sessions without a version; a kind of message or frame that isn't known ends the session or link
     1.1  what a later version adds is skipped and counted; HELLO of a link lists the kinds of
          checksums and the transports (MEMORY, MAPPED)
+    1.2  a worker's block events are messages of its session (BlockEvents); before, a stream of their own (CacheEvents)
 
 Within a major, fields and kinds may be added and nothing else changes. A new kind is sent only to those whose minor
 knows it.
@@ -17,7 +18,7 @@ from pdserve.errors import Incompatible
 
 WireVersion = tuple[int, int]
 
-WIRE_VERSION: WireVersion = (1, 1)
+WIRE_VERSION: WireVersion = (1, 2)
 FIRST: WireVersion = (1, 0)
 """Of those that say none."""
 

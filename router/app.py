@@ -33,7 +33,6 @@ from pdserve.messages import (
     Welcome,
 )
 from pdserve.request import Chat, GenerateRequest
-from pdserve.service.cache_events import CacheEvents
 from pdserve.service.config import Config
 from pdserve.session import Session
 from pdserve.status import ClusterStatus, ModelInfo, PlacementStatus
@@ -198,21 +197,6 @@ class RouterApp:
     def _welcomed(self, session: Session[Down, Up], hello: Hello, wants_tokenizer: bool) -> None:
         self.text.expect(hello.tokenizer_fingerprint)
         session.send(Welcome(self.id, wants_tokenizer, self._wire))
-
-    async def attach_cache_events(self, events: CacheEvents) -> None:
-        """Read one worker's block events until their stream has ended. Raises nothing but CancelledError."""
-        sources = self.fleet.cache_sources
-        source = sources.opened(events.worker)
-        try:
-            while True:
-                event = await events.receive()
-                if sources.on_event(source, event):
-                    log.warning("cache_events.gap", worker=events.worker.id)
-                    events.ask_snapshot()
-        except PdserveError as lost:
-            log.debug("cache_events.ended", worker=events.worker.id, reason=str(lost))
-        finally:
-            sources.closed(source)
 
     def _on_tokenizer_file(self, member: Member, file: TokenizerFile) -> None:
         files = self.text.add_file(member.id, file)

@@ -49,7 +49,7 @@ class Need:
 
     def num_cached_tokens(self, member: Member) -> int:
         """Leading tokens that this worker holds as far as is known; the last one is always computed."""
-        known = member.known_blocks
+        known = member.cache
         if not len(known):
             return 0
         block_size = member.hello.block_size

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from pdserve.block_messages import BlockEvents
 from pdserve.clock import Clock
 from pdserve.errors import Draining, NoWorker, PdserveError, Stale, StepFailed, WorkerLost
 from pdserve.ids import WorkerRef
@@ -31,7 +32,6 @@ from pdserve.request import Limits
 from pdserve.service.config import RouterConfig, TimeoutsConfig
 from pdserve.session import Session
 from pdserve.wire_version import FIRST, text
-from router.cache_sources import CacheSources
 from router.identity import ModelIdentity, check_hello
 from router.liveness import Liveness
 from router.member import AttemptMessage, Member
@@ -42,6 +42,7 @@ from router.topology import Topology
 log = structlog.get_logger()
 
 LATE_BEATS = 1.5  # a worker so late with its heartbeat is silent for now
+EVENTS_S = 5.0  # a worker tells its block events within so long, or never
 STOOD_BEATS = 3.0  # this router's own beat so late tells that the router stood still
 
 
@@ -65,7 +66,6 @@ class Fleet:
         self._metrics = metrics
         self._members: dict[str, Member] = {}
         self.topology = Topology(self._members, allow_local_prefill=config.allow_local_prefill)
-        self.cache_sources = CacheSources(self._members, clock, metrics)
         self._orders = PairOrders(config.pairs_per_prefill)
         self._ticked_s = clock.now_s()
         self._stuck: dict[WorkerRef, int] = {}  # processes whose engine hung, and the step count they hung at
@@ -108,10 +108,9 @@ class Fleet:
         welcome()
         stuck_at = self._stuck.pop(hello.worker, None)
         late_s = LATE_BEATS * self._timeouts.heartbeat_s
-        liveness = Liveness(self._clock.now_s(), self._timeouts.link_s, late_s, stuck_at)
-        member = Member(
-            session, hello, liveness, draining=hello.draining, without_events_since_s=self._clock.now_s()
-        )
+        now_s = self._clock.now_s()
+        liveness = Liveness(now_s, self._timeouts.link_s, late_s, stuck_at)
+        member = Member(session, hello, liveness, now_s, draining=hello.draining)
         self._members[member.id] = member
         self._renew_window()
         log.info(
@@ -213,6 +212,10 @@ class Fleet:
             case Credits():
                 member.credit.balance = message.balance
                 self.on_change()
+            case BlockEvents(whole=whole):
+                if whole and member.cache.is_told:
+                    self._metrics.cache_event_gaps.inc()
+                member.cache.told(message)
             case TokenizerFile():
                 self.on_tokenizer_file(member, message)
             case Unsound(failure):
@@ -308,7 +311,7 @@ class Fleet:
         self._ticked_s = now_s
         self._orders.ask_again(self.members, now_s)
         self._orders.narrow(self.members, now_s)
-        self.cache_sources.tick()
+        self._note_without_events(now_s)
         for member in self.members:
             # After this process itself was stopped or had no CPU, the workers' signs of life lie unread.
             reason = "" if stood_still else member.liveness.why_dead(now_s)
@@ -320,6 +323,24 @@ class Fleet:
             else:
                 member.send(DownHeartbeat())
         self.tell_demand(num_waiting_tokens)
+
+    def _note_without_events(self, now_s: float) -> None:
+        """Count, and name once, the workers whose prefix hits are only predicted."""
+        missing = [
+            member
+            for member in self.members
+            if not member.cache.is_told and now_s - member.joined_s >= EVENTS_S
+        ]
+        for member in missing:
+            if not member.silence_told:
+                member.silence_told = True
+                log.warning(
+                    "cache_events.missing",
+                    worker=member.id,
+                    wire=text(member.hello.wire or FIRST),
+                    effect="its prefix hits are predicted",
+                )
+        self._metrics.without_cache_events.set(len(missing))
 
     def tell_demand(self, num_waiting_tokens: int) -> None:
         """Ask the prefill workers for credit: what waits here, in equal parts."""

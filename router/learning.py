@@ -66,5 +66,5 @@ class Learner:
 
     @staticmethod
     def _holds(member: Member, need: Need) -> None:
-        if not member.cache.has_begun:
-            member.predicted.sent(need.hashes(member))
+        if not member.cache.is_told:
+            member.cache.sent(need.hashes(member))

@@ -28,7 +28,6 @@ from pdserve.session import Session
 from router.accounting import Accounting, Credit
 from router.fitted_lines import Line, WorkerFits
 from router.liveness import Liveness
-from router.predicted_prefix import PredictedPrefix
 from router.prefix_index import PrefixIndex
 
 AttemptMessage = (
@@ -85,22 +84,20 @@ class Member:
 
     refusing  it refused something and hasn't sent a load report since: it isn't asked again before
     doubted   a decode worker has lost its link to it: until the next load report it may be dead
-    without_events_since_s  when its stream of block events ended, or should have begun; None = there is one
     """
 
     session: Session[Down, Up]
     hello: Hello
     liveness: Liveness
+    joined_s: float
     draining: bool = False
     refusing: bool = False
     doubted: bool = False
     live: bool = True
     accounting: Accounting = field(default_factory=Accounting)
     credit: Credit = field(default_factory=Credit)
-    cache: PrefixIndex = field(default_factory=PrefixIndex)
-    predicted: PredictedPrefix = field(init=False)
-    without_events_since_s: float | None = 0.0
-    without_events_told: bool = False
+    cache: PrefixIndex = field(init=False)
+    silence_told: bool = False  # the log has said that no block events come
     fits: WorkerFits = field(default_factory=WorkerFits)
     pairs: dict[str, PairRecord] = field(
         default_factory=dict
@@ -109,7 +106,7 @@ class Member:
     demand: int = 0  # last one told
 
     def __post_init__(self) -> None:
-        self.predicted = PredictedPrefix(self.hello.num_blocks)
+        self.cache = PrefixIndex(self.hello.num_blocks)
 
     @property
     def id(self) -> str:
@@ -133,11 +130,6 @@ class Member:
     def usable(self) -> bool:
         """Whether new work may go there at all."""
         return self.live and not self.draining and not self.liveness.suspect
-
-    @property
-    def known_blocks(self) -> PrefixIndex | PredictedPrefix:
-        """What its prefix cache holds: by its own events, or without these by what it was sent."""
-        return self.cache if self.cache.has_begun else self.predicted
 
     def send(self, message: Down) -> None:
         """Queue a message; a dead session swallows it."""

@@ -89,9 +89,12 @@ class RouterMetrics:
         self.pairs_up = gauge("pdserve_pairs_up", "Pairs that can take a request.")
         self.without_cache_events = gauge(
             "pdserve_workers_without_cache_events",
-            "Workers without a stream of block events: their prefix hits are predicted.",
+            "Workers that tell no block events: their prefix hits are predicted.",
         )
-        self.cache_event_gaps = counter("pdserve_cache_event_gaps", "Gaps in block events.")
+        self.cache_event_gaps = counter(
+            "pdserve_cache_event_gaps",
+            "Times that a worker left out block events, since they lagged, and told its whole cache again.",
+        )
         self.kv_bytes = counter("pdserve_kv_received_bytes", "KV bytes of hand-offs.")
         self.kv_transfer_s = counter("pdserve_kv_transfer_seconds", "Time in which KV of hand-offs arrived.")
         self.corrupt = counter("pdserve_kv_corrupt", "Attempts ended by a wrong checksum.", "prefill_worker")

@@ -140,7 +140,6 @@ class _Process:
         server = self._for_workers
         workers = WorkersServicer(
             on_session=self._app.attach_session,
-            on_cache_events=self._app.attach_cache_events,
             guard=self._guard,
             tasks=self._tasks,
             count_unknown=self._app.metrics.count_unknown,

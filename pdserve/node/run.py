@@ -126,7 +126,7 @@ class RoleRun:
             resolver=ports.resolver,
             hello=self.hello,
             tokenizer_files=setup.model.tokenizer_files,
-            cache_events=self._cache_feed.subscribe,
+            cache=self._cache_feed,
             listener=self,
             random=ports.random_for("loop"),
             heartbeat_s=self._timeouts.heartbeat_s,

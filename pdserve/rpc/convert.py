@@ -1,4 +1,4 @@
-"""Session messages and cache events to protobuf and back: protobuf objects stop here.
+"""Session messages to protobuf and back: protobuf objects stop here.
 
 The rules are codec.py's. What a message of a later version holds and this one doesn't know is not read: a reader
 gives None for a kind that it doesn't know.
@@ -10,9 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve import messages as m
-from pdserve.block_messages import CacheEvent
 from pdserve.errors import InvalidRequest
-from pdserve.ids import WorkerRef
 from pdserve.rpc.codec import Converter, Converters, OneOf, compile_converter
 from pdserve.rpc.params import params_from, params_to
 from pdserve.rpc.v1 import session_pb2 as pb
@@ -23,7 +21,6 @@ _RESOLVED = ("temperature", "top_k", "top_p", "max_tokens")
 _key = compile_converter(
     SampleKey, pb.Sampling, {SamplingParams: Converter(params_to, params_from)}, beside=("max_tokens",)
 )
-_opening = compile_converter(WorkerRef, pb.WorkerRef)
 
 
 def _key_to(key: SampleKey) -> pb.Sampling:
@@ -47,20 +44,6 @@ def _key_from(msg: pb.Sampling) -> SampleKey:
 _own: Converters = {SampleKey: Converter(_key_to, _key_from)}
 _up: OneOf[m.Up] = OneOf(m.Up, pb.Up)
 _down: OneOf[m.Down] = OneOf(m.Down, pb.Down, _own)
-_cache_event: OneOf[CacheEvent] = OneOf(CacheEvent, pb.CacheEvent)
 
 up_to_proto, up_from_proto = _up.write, _up.read
 down_to_proto, down_from_proto = _down.write, _down.read
-cache_event_to_proto, cache_event_from_proto = _cache_event.write, _cache_event.read
-
-
-def cache_opening_to_proto(worker: WorkerRef) -> pb.CacheEvent:
-    """The first message of a CacheEvents stream: it names the worker and carries no event."""
-    return pb.CacheEvent(worker=_opening.write(worker))
-
-
-def cache_opening_from_proto(msg: pb.CacheEvent) -> WorkerRef:
-    """Raises InvalidRequest if the stream doesn't begin by naming its worker."""
-    if not msg.HasField("worker"):
-        raise InvalidRequest("the first cache event must name its worker", field="worker")
-    return _opening.read(msg.worker)

@@ -48,6 +48,7 @@ class GrpcStream(Generic[S, R]):
         self._inbox: Inbox[R] = Inbox(peer, self._room.set)
         self._work = asyncio.Event()
         self._over = asyncio.Event()
+        self._idle: Callable[[], S | None] = _nothing
         self.lingers = True
         self.close_reason: str | None = None
         self.refusal: PdserveError | None = None
@@ -70,6 +71,11 @@ class GrpcStream(Generic[S, R]):
         log.warning("session.slow_consumer", peer=self._peer, num_waiting=self._outbox.size)
         self.lingers = False
         self.close("slow consumer")
+
+    def when_idle(self, source: Callable[[], S | None]) -> Callable[[], None]:
+        self._idle = source
+        self._work.set()
+        return self._work.set
 
     async def receive(self) -> R:
         return await self._inbox.get()
@@ -146,6 +152,8 @@ class GrpcStream(Generic[S, R]):
         try:
             while True:
                 message = self._outbox.take()
+                if message is None and not self._over.is_set():
+                    message = self._idle()
                 if message is not None:
                     await write(self._encode(message))
                 elif self._over.is_set():
@@ -157,3 +165,7 @@ class GrpcStream(Generic[S, R]):
                     await self._work.wait()
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             return  # the call is over; the reader is told why
+
+
+def _nothing() -> None:
+    """The source of a session that has only what is sent."""

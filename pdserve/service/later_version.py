@@ -15,14 +15,13 @@ CountUnknown = Callable[[str, str], None]
 
 
 class Tolerant(Generic[R]):
-    """Reads the messages of one stream, in their order.
+    """Reads the messages of one session, in their order.
 
     decode  gives None for a kind that isn't known
     Fields are looked at only after the peer has said that its version is later: that costs as much as parsing.
     """
 
-    def __init__(self, channel: str, decode: Callable[[Any], R | None], count: CountUnknown) -> None:
-        self._channel = channel
+    def __init__(self, decode: Callable[[Any], R | None], count: CountUnknown) -> None:
         self._decode = decode
         self._count = count
         self._is_later = False
@@ -31,12 +30,12 @@ class Tolerant(Generic[R]):
         """None: skip it. Raises InvalidRequest."""
         message = self._decode(msg)
         if message is None:
-            self._count(self._channel, "kind")
+            self._count("session", "kind")
             return None
         if isinstance(message, Hello | Welcome):
             self._is_later = (message.wire or FIRST) > WIRE_VERSION
         if self._is_later and _has_unknown_fields(msg):
-            self._count(self._channel, "field")
+            self._count("session", "field")
         return message
 
 

@@ -1,110 +1,93 @@
-"""The worker's end of CacheEvents: what the prefix cache holds, told to each router that listens.
+"""What the prefix cache holds, told to every router that knows block events (wire 1.2).
 
-Messages of one reader are numbered 1, 2, 3, …; a reader that missed one asks for a snapshot. A reader that lags too
-far behind gets a snapshot instead of the changes it didn't take, so nothing here grows without bound.
+They go out when their session has nothing else to send, so they never delay tokens. A hash is told as it stands when
+its turn comes; for a router that lags too far behind all begins again, so nothing here grows without bound.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 
-from pdserve.block_messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
+from pdserve.block_messages import BlockEvents
 
-_MAX_PENDING = 1 << 16
-_HASHES_PER_MESSAGE = 1024
+_HASHES_PER_MESSAGE = 1024  # 16 KiB: what a token may have to wait for
+_MAX_REMOVED = 1 << 16
+
+Source = Callable[[], BlockEvents | None]
 
 
 class CacheFeed:
-    """The set of hashes that are hits now, and those who want to know. Loop only."""
+    """The hashes that are hits now, and the routers that are told of them. Loop only.
 
-    def __init__(self, max_pending: int = _MAX_PENDING) -> None:
-        self._max_pending = max_pending
-        self._hashes: dict[bytes, None] = {}
-        self._readers: dict[int, CacheReader] = {}
-        self._next_id = 0
+    max_removed  removed hashes that one router may have to be told of, before it is told the whole set instead
+    """
+
+    def __init__(self, max_removed: int = _MAX_REMOVED) -> None:
+        self._max_removed = max_removed
+        self._hits: dict[bytes, None] = {}
+        self._readers: dict[int, _Reader] = {}
 
     def change(self, changes: Iterable[tuple[bool, bytes]]) -> None:
         """Take in changes in order: (True, hash) = became a hit, (False, hash) = is gone."""
         changes = tuple(changes)
-        for stored, block_hash in changes:
-            if stored:
-                self._hashes[block_hash] = None
+        for is_hit, block_hash in changes:
+            if is_hit:
+                self._hits[block_hash] = None
             else:
-                self._hashes.pop(block_hash, None)
+                self._hits.pop(block_hash, None)
         for reader in self._readers.values():
-            reader.push(changes)
+            reader.change(changes)
+            if reader.num_removed > self._max_removed:
+                reader.begin(self._hits)
+            reader.wake()
 
-    def hashes(self) -> tuple[bytes, ...]:
-        return tuple(self._hashes)
+    def open(self, session_id: int, when_idle: Callable[[Source], Callable[[], None]]) -> None:
+        """Tell this router everything, and every change until `close`. when_idle: of its session."""
+        reader = _Reader()
+        reader.begin(self._hits)
+        reader.wake = when_idle(reader.take)
+        self._readers[session_id] = reader
 
-    def subscribe(self, wake: Callable[[], None]) -> CacheReader:
-        """A new reader, which begins with a snapshot. wake: called when `take` has something again."""
-        self._next_id += 1
-        reader = CacheReader(self, self._next_id, self._max_pending, wake)
-        self._readers[self._next_id] = reader
-        return reader
-
-    def drop(self, reader_id: int) -> None:
-        self._readers.pop(reader_id, None)
+    def close(self, session_id: int) -> None:
+        """The session has ended; idempotent."""
+        self._readers.pop(session_id, None)
 
 
-class CacheReader:
-    """One router's place in the feed. Loop only."""
+class _Reader:
+    """What one router is still to be told; no hash stands in both sets.
 
-    def __init__(self, feed: CacheFeed, reader_id: int, max_pending: int, wake: Callable[[], None]) -> None:
-        self._feed = feed
-        self._id = reader_id
-        self._max_pending = max_pending
-        self._wake = wake
-        self._sequence = 0
-        self._pending: deque[tuple[bool, bytes]] = deque()
-        self._parts: deque[SnapshotPart] = deque()
-        self._snapshot_due = True
+    Removed ones go first, so that a router never holds more hashes than this worker has blocks.
+    """
 
-    def snapshot(self) -> None:
-        """The reader missed a message: start over from the whole set."""
-        self._snapshot_due = True
-        self._parts.clear()
-        self._pending.clear()
-        self._wake()
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._whole = False
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
 
-    def push(self, changes: tuple[tuple[bool, bytes], ...]) -> None:
-        if self._snapshot_due:
-            return  # the snapshot will hold them
-        if len(self._pending) + len(changes) > self._max_pending:
-            self.snapshot()
-            return
-        self._pending.extend(changes)
-        self._wake()
+    @property
+    def num_removed(self) -> int:
+        return len(self._removed)
 
-    def take(self) -> CacheEvent | None:
-        """The next message, or None when the reader knows everything."""
-        if self._snapshot_due:
-            self._cut_snapshot()
-        if self._parts:
-            part = self._parts.popleft()
-            return SnapshotPart(self._next(), part.hashes, part.first, part.last)
-        if not self._pending:
+    def begin(self, hits: dict[bytes, None]) -> None:
+        """Tell the whole set, from an empty one on."""
+        self._whole, self._stored, self._removed = True, hits.copy(), {}
+
+    def change(self, changes: tuple[tuple[bool, bytes], ...]) -> None:
+        for is_hit, block_hash in changes:
+            now, before = (self._stored, self._removed) if is_hit else (self._removed, self._stored)
+            before.pop(block_hash, None)
+            now[block_hash] = None
+
+    def take(self) -> BlockEvents | None:
+        """The next message, or None when the router knows everything."""
+        if not (self._whole or self._stored or self._removed):
             return None
-        kind = self._pending[0][0]
-        hashes: list[bytes] = []
-        while self._pending and self._pending[0][0] is kind and len(hashes) < _HASHES_PER_MESSAGE:
-            hashes.append(self._pending.popleft()[1])
-        return (BlocksStored if kind else BlocksRemoved)(self._next(), tuple(hashes))
+        whole, self._whole = self._whole, False
+        removed = _take_newest(self._removed, _HASHES_PER_MESSAGE)
+        stored = _take_newest(self._stored, _HASHES_PER_MESSAGE - len(removed))
+        return BlockEvents(whole=whole, stored=stored, removed=removed)
 
-    def close(self) -> None:
-        """Idempotent."""
-        self._feed.drop(self._id)
 
-    def _next(self) -> int:
-        self._sequence += 1
-        return self._sequence
-
-    def _cut_snapshot(self) -> None:
-        self._snapshot_due = False
-        hashes = self._feed.hashes()
-        starts = range(0, max(len(hashes), 1), _HASHES_PER_MESSAGE)
-        for start in starts:
-            part = hashes[start : start + _HASHES_PER_MESSAGE]
-            self._parts.append(SnapshotPart(0, part, start == 0, start == starts[-1]))
+def _take_newest(hashes: dict[bytes, None], most: int) -> tuple[bytes, ...]:
+    return tuple(hashes.popitem()[0] for _ in range(min(most, len(hashes))))

@@ -27,10 +27,10 @@ from pdserve.messages import (
     Up,
     Welcome,
 )
-from pdserve.service.cache_events import Subscribe
 from pdserve.service.secret import Unauthenticated
 from pdserve.session import Session
 from pdserve.wire_version import FIRST, WireVersion, spoken, text
+from pdserve.worker.cache_feed import CacheFeed
 
 log = structlog.get_logger()
 
@@ -49,10 +49,6 @@ class SessionDialer(Protocol):
 
     async def dial(self, address: str) -> WorkerSession:
         """Raises WorkerLost when nobody answers there, Unauthenticated or Incompatible when the router refuses."""
-        ...
-
-    async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
-        """Tell the router there about the prefix cache until the stream ends; then raises WorkerLost."""
         ...
 
 
@@ -86,7 +82,7 @@ class RouterSessions:
 
     hello            built for each session, since a role change alters it
     tokenizer_files  the model's tokenizer files by name, for routers that ask
-    cache_events     a reader of the prefix cache's changes for each session
+    cache            the prefix cache's hits, for each router
     silence_s        a router that says nothing for so long is taken for lost
     """
 
@@ -98,7 +94,7 @@ class RouterSessions:
         resolver: Resolver,
         hello: Callable[[], Hello],
         tokenizer_files: Mapping[str, bytes],
-        cache_events: Subscribe,
+        cache: CacheFeed,
         listener: SessionListener,
         random: Random,
         heartbeat_s: float,
@@ -109,7 +105,7 @@ class RouterSessions:
         self._resolver = resolver
         self._hello = hello
         self._tokenizer_files = tokenizer_files
-        self._cache_events = cache_events
+        self._cache = cache
         self._listener = listener
         self._random = random
         self._max_quiet_ticks = max(2, round(silence_s / heartbeat_s))
@@ -282,7 +278,6 @@ class RouterSessions:
         session_id, live = self._next_session_id, _Live(session, welcome.router_id)
         self._next_session_id += 1
         self._live[session_id] = live
-        misfit: Incompatible | None = None
         log.info(
             "router.joined", router=welcome.router_id, address=address, session=session_id, wire=text(wire)
         )
@@ -292,45 +287,32 @@ class RouterSessions:
                 session.send(self._load)
             if welcome.wants_tokenizer:
                 self._send_tokenizer(session)
-            async with asyncio.TaskGroup() as group:
-                cache_events = group.create_task(self._tell_cache(address))
-                misfit = await self._read(session_id, live)
-                cache_events.cancel()
+            if wire >= (1, 2):
+                self._cache.open(session_id, session.when_idle)
+            await self._read(session_id, live)
         finally:
+            self._cache.close(session_id)
             del self._live[session_id]
             live.ended.set()
             self._listener.on_session_closed(session_id)
-        if misfit is not None:
-            raise misfit
         return welcome.router_id
 
-    async def _read(self, session_id: int, live: _Live) -> Incompatible | None:
-        """Until the session has ended; the reason if it is one for an operator."""
+    async def _read(self, session_id: int, live: _Live) -> None:
+        """Until the session has ended. Raises Incompatible if that is for an operator to change."""
         while True:
             try:
                 message = await live.session.receive()
             except PdserveError as error:
                 log.info("router.left", router=live.router_id, session=session_id, error=str(error))
-                return error if isinstance(error, Incompatible) else None
+                if isinstance(error, Incompatible):
+                    raise
+                return
             live.num_quiet_ticks = 0
             if isinstance(message, Superseded):
                 self._supersede()
-                return None
+                return
             if not isinstance(message, DownHeartbeat):
                 self._listener.on_message(session_id, message)
-
-    async def _tell_cache(self, address: str) -> None:
-        """Keep the stream of cache events beside a session; the session doesn't depend on it."""
-        while True:
-            try:
-                await self._dialer.send_cache_events(address, self._cache_events)
-            except PdserveError as error:
-                log.debug("cache_events.ended", router=address, error=str(error))
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    # Cancelled while a TaskGroup inside was failing: Python 3.11 then raises its errors only.
-                    raise asyncio.CancelledError from error
-            await asyncio.sleep(_MAX_BACK_OFF_S)
 
     def _send_tokenizer(self, session: WorkerSession) -> None:
         files = self._tokenizer_files

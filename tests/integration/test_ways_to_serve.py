@@ -12,6 +12,7 @@ import pytest
 from pdserve.client import AsyncClient
 from pdserve.request import GenerateRequest
 from pdserve.sampling import SamplingParams
+from pdserve.wire_version import WIRE_VERSION
 from tests.support.asking import Question, ask, at_rest, status_of
 from tests.support.processes import run_cli
 from tests.support.singles import Singles
@@ -96,10 +97,12 @@ async def test_with_a_cluster_secret_and_one_who_has_another(tmp_path: Path) -> 
         assert await asyncio.to_thread(stranger.terminate) == 0
 
 
+@pytest.mark.parametrize("minor", range(WIRE_VERSION[1]))
 @pytest.mark.parametrize("old", ["p0", "d0", "r0"])
-async def test_with_one_process_of_the_minor_version_before(tmp_path: Path, old: str) -> None:
+async def test_with_one_process_of_an_earlier_minor_version(tmp_path: Path, old: str, minor: int) -> None:
     """As in the middle of an upgrade: each process in turn is the last that wasn't upgraded yet."""
-    older = {old: ("--cluster.wire-minor", "0")}
+    older = {old: ("--cluster.wire-minor", str(minor))}
+    earlier, now = f"1.{minor}", f"1.{WIRE_VERSION[1]}"
     with Singles(tmp_path, *COMMON) as cluster:
         router = cluster.router("r0", *older.get("r0", ()))
         for role, name in (("prefill", "p0"), ("decode", "d0")):
@@ -115,8 +118,8 @@ async def test_with_one_process_of_the_minor_version_before(tmp_path: Path, old:
         for line in map(json.loads, log.splitlines())
         if line["event"] in ("link.up", "router.joined")
     }
-    link = "1.0" if old in ("p0", "d0") else "1.1"
-    session = {name: "1.0" if old in (name, "r0") else "1.1" for name in ("p0", "d0")}
+    link = earlier if old in ("p0", "d0") else now
+    session = {name: earlier if old in (name, "r0") else now for name in ("p0", "d0")}
     assert wire == {
         ("p0", "link.up"): link,
         ("d0", "link.up"): link,

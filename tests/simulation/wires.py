@@ -11,11 +11,10 @@ from typing import Generic, Protocol, TypeVar
 from pdserve.errors import PdserveError, WorkerLost
 from pdserve.ids import WorkerRef
 from pdserve.messages import Down, Up
-from pdserve.service.cache_events import Subscribe
 from pdserve.session import Session
 from router.app import RouterApp
 from tests.simulation.tape import Tape
-from tests.support.memory_session import MemoryCacheEvents, MemoryWire
+from tests.support.memory_session import MemoryWire
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -91,18 +90,6 @@ class SessionFabric:
         served.add_done_callback(lambda _: self._open.remove(entry))
         return worker_end
 
-    async def send_cache_events(self, worker: WorkerRef, router_id: str, subscribe: Subscribe) -> None:
-        """Run the stream beside the newest session; WorkerLost when the router is gone."""
-        app = self._routers[router_id].app
-        if app is None:
-            raise WorkerLost("nobody answers", router=router_id)
-        events = MemoryCacheEvents(worker, subscribe, asyncio.get_running_loop().call_later, self._delay)
-        try:
-            await app.attach_cache_events(events)
-        finally:
-            events.close()
-        raise WorkerLost("the stream has ended", router=router_id)
-
     def reset(
         self, *, worker: WorkerRef | None = None, worker_id: str | None = None, router_id: str | None = None
     ) -> None:
@@ -160,6 +147,15 @@ class TapedSession(Generic[S, R]):
         self._tape.message(self._way, message)
         self._inner.send(message)
 
+    def when_idle(self, source: Callable[[], S | None]) -> Callable[[], None]:
+        def taped() -> S | None:
+            message = source()
+            if message is not None:
+                self._tape.message(self._way, message)
+            return message
+
+        return self._inner.when_idle(taped)
+
     async def receive(self) -> R:
         message = await self._inner.receive()
         self._tape.message(self._back, message)
@@ -183,10 +179,6 @@ class FabricDialer:
     async def dial(self, address: str) -> Session[Up, Down]:
         await self._gate.running()
         return await self._fabric.dial(self._me, router_at(address))
-
-    async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
-        await self._gate.running()
-        await self._fabric.send_cache_events(self._me, router_at(address), subscribe)
 
 
 def address_of(router_id: str) -> str:

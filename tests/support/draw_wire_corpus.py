@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from pdserve import response, status
-from pdserve.ids import WorkerRef
 from pdserve.sampling import FinishReason
 from tests.contract.sessions import message_strategies as s
 from tests.property.kv_transfer.test_framing_properties import FRAMES
@@ -136,8 +135,6 @@ _models = st.builds(
 KINDS: list[tuple[str, type, st.SearchStrategy[Any]]] = [
     *(("up", kind, drawn) for kind, drawn in s.UP.items()),
     *(("down", kind, drawn) for kind, drawn in s.DOWN.items()),
-    *(("cache", kind, drawn) for kind, drawn in s.CACHE_EVENTS.items()),
-    ("opening", WorkerRef, s.workers),
     *(("answer", kind, drawn) for kind, drawn in _answers.items()),
     ("model", status.ModelInfo, _models),
     ("status", status.ClusterStatus, _statuses),

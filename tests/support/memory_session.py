@@ -1,17 +1,13 @@
-"""A session and its cache events inside one process: delays, cuts and stalls under an injected schedule."""
+"""A session inside one process: delays, cuts and stalls under an injected schedule."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from pdserve.block_messages import CacheEvent
 from pdserve.errors import Incompatible, PdserveError
-from pdserve.ids import WorkerRef
 from pdserve.messages import Down, Up
-from pdserve.service.cache_events import SourceReader, Subscribe
 from pdserve.service.inbox import LIMIT, Inbox
 from pdserve.service.outbox import DEFAULT_LIMIT, Outbox
 
@@ -122,6 +118,9 @@ class MemorySession(Generic[S, R]):
             self._inbox.discard("slow consumer")
             self._outward.abandon("slow consumer")
 
+    def when_idle(self, source: Callable[[], S | None]) -> Callable[[], None]:
+        return self._outward.when_idle(source)
+
     async def receive(self) -> R:
         return await self._inbox.get()
 
@@ -160,6 +159,7 @@ class _Pipe(Generic[S]):
         self._schedule = schedule
         self._delay = delay
         self._outbox: Outbox[S] = Outbox(limit)
+        self._idle: Callable[[], S | None] = lambda: None
         self._flying: deque[_Flight[S]] = deque()
         self._finish_reason: str | None = None
         self._abandon_reason: str | None = None
@@ -183,12 +183,20 @@ class _Pipe(Generic[S]):
         self._pump_soon()
         return True
 
+    def when_idle(self, source: Callable[[], S | None]) -> Callable[[], None]:
+        """What to send when nothing else waits; returns what tells that there is something again."""
+        self._idle = source
+        self._pump_soon()
+        return self._pump_soon
+
     def pump(self) -> None:
         """Put queued messages on the wire, as far as the reader has room for them."""
         while not (self.cut or self.stalled or self._broken):
             if len(self._flying) + len(self._inbox) >= LIMIT and not self._inbox.ended:
                 return
             message = self._outbox.take()
+            if message is None and self._finish_reason is None:
+                message = self._idle()
             if message is None and (self._finish_reason is None or self._end_is_sent):
                 return
             flight = _Flight(message)
@@ -268,37 +276,3 @@ class _Flight(Generic[S]):
     def __init__(self, message: S | None) -> None:
         self.message = message
         self.landed = False
-
-
-class MemoryCacheEvents:
-    """A source read inside one process, each event after a drawn delay; see CacheEvents."""
-
-    def __init__(
-        self,
-        worker: WorkerRef,
-        subscribe: Subscribe,
-        schedule: Schedule,
-        delay: Callable[[], float],
-    ) -> None:
-        self._worker = worker
-        self._reader = SourceReader(subscribe)
-        self._schedule = schedule
-        self._delay = delay
-
-    @property
-    def worker(self) -> WorkerRef:
-        return self._worker
-
-    async def receive(self) -> CacheEvent:
-        event = await self._reader.next()
-        arrived = asyncio.Event()
-        self._schedule(max(0.0, self._delay()), arrived.set)
-        await arrived.wait()
-        return event
-
-    def ask_snapshot(self) -> None:
-        self._schedule(max(0.0, self._delay()), self._reader.snapshot)
-
-    def close(self) -> None:
-        """The router is gone; idempotent."""
-        self._reader.close()

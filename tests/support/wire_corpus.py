@@ -71,8 +71,6 @@ def _read_frame(octets: bytes) -> Any:
 WIRES: dict[str, Wire] = {
     "up": _protobuf(spb.Up, convert.up_to_proto, convert.up_from_proto),
     "down": _protobuf(spb.Down, convert.down_to_proto, convert.down_from_proto),
-    "cache": _protobuf(spb.CacheEvent, convert.cache_event_to_proto, convert.cache_event_from_proto),
-    "opening": _protobuf(spb.CacheEvent, convert.cache_opening_to_proto, convert.cache_opening_from_proto),
     "answer": _protobuf(ipb.GenerateResponse, response.event_to_proto, response.event_from_proto),
     "model": _protobuf(ipb.GetModelResponse, status.MODEL_INFO.write, status.MODEL_INFO.read),
     "status": _protobuf(ipb.GetStatusResponse, status.CLUSTER_STATUS.write, status.CLUSTER_STATUS.read),

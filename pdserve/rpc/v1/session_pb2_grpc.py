@@ -41,8 +41,8 @@ class WorkersStub(object):
                 _registered_method=True)
         self.CacheEvents = channel.stream_stream(
                 '/pdserve.rpc.v1.Workers/CacheEvents',
-                request_serializer=pdserve_dot_rpc_dot_v1_dot_session__pb2.CacheEvent.SerializeToString,
-                response_deserializer=pdserve_dot_rpc_dot_v1_dot_session__pb2.CacheRequest.FromString,
+                request_serializer=pdserve_dot_rpc_dot_v1_dot_session__pb2.Retired.SerializeToString,
+                response_deserializer=pdserve_dot_rpc_dot_v1_dot_session__pb2.Retired.FromString,
                 _registered_method=True)
 
 
@@ -56,7 +56,8 @@ class WorkersServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CacheEvents(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Of workers before 1.2: they are let in, and what they say is not read.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -71,8 +72,8 @@ def add_WorkersServicer_to_server(servicer, server):
             ),
             'CacheEvents': grpc.stream_stream_rpc_method_handler(
                     servicer.CacheEvents,
-                    request_deserializer=pdserve_dot_rpc_dot_v1_dot_session__pb2.CacheEvent.FromString,
-                    response_serializer=pdserve_dot_rpc_dot_v1_dot_session__pb2.CacheRequest.SerializeToString,
+                    request_deserializer=pdserve_dot_rpc_dot_v1_dot_session__pb2.Retired.FromString,
+                    response_serializer=pdserve_dot_rpc_dot_v1_dot_session__pb2.Retired.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -127,8 +128,8 @@ class Workers(object):
             request_iterator,
             target,
             '/pdserve.rpc.v1.Workers/CacheEvents',
-            pdserve_dot_rpc_dot_v1_dot_session__pb2.CacheEvent.SerializeToString,
-            pdserve_dot_rpc_dot_v1_dot_session__pb2.CacheRequest.FromString,
+            pdserve_dot_rpc_dot_v1_dot_session__pb2.Retired.SerializeToString,
+            pdserve_dot_rpc_dot_v1_dot_session__pb2.Retired.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pdserve import messages as m
-from pdserve.block_messages import BlockCounts, BlocksRemoved, BlocksStored, SnapshotPart
+from pdserve.block_messages import BlockCounts, BlockEvents
 from pdserve.errors import Failure
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.sampling import FinishReason, SampleKey, SamplingParams, TokenLogprobs
@@ -224,10 +224,6 @@ UP: dict[type, st.SearchStrategy[Any]] = {
     m.SequenceFinished: finisheds,
     m.Failed: st.builds(m.Failed, ids, failures),
     m.Unsound: st.builds(m.Unsound, failures),
+    BlockEvents: st.builds(BlockEvents, whole=flags, stored=hashes, removed=hashes),
     m.TokenizerFile: st.builds(m.TokenizerFile, texts, st.binary(max_size=64), flags),
-}
-CACHE_EVENTS: dict[type, st.SearchStrategy[Any]] = {
-    BlocksStored: st.builds(BlocksStored, u64, hashes),
-    BlocksRemoved: st.builds(BlocksRemoved, u64, hashes),
-    SnapshotPart: st.builds(SnapshotPart, u64, hashes, flags, flags),
 }

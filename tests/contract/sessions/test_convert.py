@@ -9,9 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdserve import messages as m
-from pdserve.block_messages import CacheEvent
 from pdserve.errors import InvalidRequest
-from pdserve.ids import Epoch, WorkerRef
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import inference_pb2 as ipb
 from pdserve.rpc.v1 import session_pb2 as pb
@@ -23,7 +21,6 @@ quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 def test_the_strategies_cover_every_message() -> None:
     assert set(strategies.UP) == set(get_args(m.Up))
     assert set(strategies.DOWN) == set(get_args(m.Down))
-    assert set(strategies.CACHE_EVENTS) == set(get_args(CacheEvent))
     assert len(strategies.UP) == len(pb.Up.DESCRIPTOR.oneofs[0].fields)
     assert len(strategies.DOWN) == len(pb.Down.DESCRIPTOR.oneofs[0].fields)
 
@@ -46,26 +43,10 @@ def test_down_round_trip(kind: type, data: st.DataObject) -> None:
     assert convert.down_from_proto(pb.Down.FromString(octets)) == message
 
 
-@pytest.mark.parametrize("kind", strategies.CACHE_EVENTS, ids=lambda kind: kind.__name__)
-@quick
-@given(data=st.data())
-def test_cache_event_round_trip(kind: type, data: st.DataObject) -> None:
-    event = data.draw(strategies.CACHE_EVENTS[kind])
-    octets = convert.cache_event_to_proto(event).SerializeToString()
-    assert convert.cache_event_from_proto(pb.CacheEvent.FromString(octets)) == event
-
-
-def test_the_opening_of_cache_events_names_the_worker() -> None:
-    worker = WorkerRef("p0", Epoch(1, 2))
-    assert convert.cache_opening_from_proto(convert.cache_opening_to_proto(worker)) == worker
-    with pytest.raises(InvalidRequest, match="name its worker"):
-        convert.cache_opening_from_proto(pb.CacheEvent())
-
-
 GOOD_REF = pb.WorkerRef(id="d", epoch=pb.Epoch(start_ns=1, nonce=2))
 
 BAD: list[tuple[Any, str]] = [
-    (pb.CacheEvent(stored=pb.BlocksStored(hashes=b"short")), "16 bytes"),
+    (pb.Up(block_events=pb.BlockEvents(stored=b"short")), "16 bytes.*stored"),
     (pb.Up(hello=pb.Hello(worker=GOOD_REF, tp_size=1)), "role"),
     (pb.Up(hello=pb.Hello(worker=GOOD_REF, role=pb.ROLE_BOTH)), "tp_rank"),
     (pb.Up(pair_state=pb.PairState(up=True)), "missing.*decode_worker"),
@@ -101,7 +82,6 @@ def test_what_must_not_exist_is_refused(msg: Any, said: str) -> None:
     readers: dict[type, Any] = {
         pb.Up: convert.up_from_proto,
         pb.Down: convert.down_from_proto,
-        pb.CacheEvent: convert.cache_event_from_proto,
     }
     with pytest.raises(InvalidRequest, match=said):
         readers[type(msg)](msg)
@@ -134,4 +114,3 @@ def test_a_message_of_a_later_version_is_none() -> None:
     later = b"\xc2\x3e\x02\x08\x01"  # field 1000, a message
     assert convert.up_from_proto(pb.Up.FromString(later)) is None
     assert convert.down_from_proto(pb.Down.FromString(later)) is None
-    assert convert.cache_event_from_proto(pb.CacheEvent.FromString(later)) is None

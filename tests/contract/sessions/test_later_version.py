@@ -14,14 +14,14 @@ from pdserve.messages import Down, Up
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2 as pb
 from pdserve.rpc.v1.session_pb2_grpc import WorkersStub
-from pdserve.service.cache_events import CacheEvents
 from pdserve.service.later_version import Tolerant
 from pdserve.service.peer_proof import WorkerProof
 from pdserve.service.proven_call import open_proven
 from pdserve.service.rpc import open_channel
 from pdserve.session import Session
 from pdserve.wire_version import FIRST, WIRE_VERSION, spoken
-from tests.contract.sessions.wires import KEEPALIVE_S, WORKER, grpc_server, no_session
+from tests.contract.sessions.wires import KEEPALIVE_S, WORKER, grpc_server
+from tests.support.wire_corpus import lines
 
 ADDED = b"\xc2\x3e\x02\x08\x01"  # field 1000: a message that holds 1
 LATER = (WIRE_VERSION[0], WIRE_VERSION[1] + 1)
@@ -72,36 +72,30 @@ async def test_a_workers_session() -> None:
         await channel.close(None)
 
 
-async def test_cache_events_that_are_skipped_leave_a_gap() -> None:
-    """So the reader asks for a snapshot: what it doesn't know may have changed the set."""
-    counted: list[tuple[str, str]] = []
-    received: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+async def test_a_worker_of_1_1_opens_its_stream_of_cache_events_and_keeps_it() -> None:
+    """What it says there is not read; refused, it would dial again each second and warn each time."""
+    frozen = [line.octets for wire in ("opening", "cache") for line in lines() if line.wire == wire]
+    beaten = asyncio.Event()
 
-    async def on_cache_events(events: CacheEvents) -> None:
-        received.set_result([(await events.receive()).sequence, (await events.receive()).sequence])
+    async def on_session(session: Session[Down, Up]) -> None:
+        assert await session.receive() == m.Heartbeat(7, False)
+        beaten.set()
 
     async with (
         asyncio.timeout(60),
         asyncio.TaskGroup() as tasks,
-        grpc_server(
-            no_session,
-            tasks,
-            on_cache_events=on_cache_events,
-            count_unknown=lambda channel, what: counted.append((channel, what)),
-        ) as address,
+        grpc_server(on_session, tasks) as address,
     ):
-        channel, call = await open_raw(
-            address,
-            "CacheEvents",
-            convert.cache_opening_to_proto(WORKER),
-            pb.CacheEvent(sequence=1, stored=pb.BlocksStored()),
-            added_to(pb.CacheEvent, pb.CacheEvent(sequence=2).SerializeToString()),
-            pb.CacheEvent(sequence=3, stored=pb.BlocksStored()),
-        )
-        assert await received == [1, 3]
-        assert counted == [("cache_events", "kind")]
-        call.cancel()
+        old = [pb.Retired.FromString(octets) for octets in frozen]
+        channel, call = await open_raw(address, "CacheEvents", *old)
+        beat = pb.Up(heartbeat=pb.Heartbeat(num_steps=7))
+        session_channel, session = await open_raw(address, "Session", beat)
+        await beaten.wait()
+        assert old[0].SerializeToString() == frozen[0] and not call.done()
+        for each in (call, session):
+            each.cancel()
         await channel.close(None)
+        await session_channel.close(None)
 
 
 @pytest.mark.parametrize(("wire", "counted"), [(LATER, 2), (NOW, 0), (None, 0)])
@@ -111,7 +105,7 @@ def test_fields_are_looked_for_where_the_other_side_is_later(
     """In the router's Welcome itself, and deep inside what follows."""
     found: list[tuple[str, str]] = []
     read: Tolerant[Down] = Tolerant(
-        "session", convert.down_from_proto, lambda channel, what: found.append((channel, what))
+        convert.down_from_proto, lambda channel, what: found.append((channel, what))
     )
     welcome = m.Welcome("r0", wire=wire)
     inner = added_to(pb.Welcome, convert.down_to_proto(welcome).welcome.SerializeToString())

@@ -12,7 +12,6 @@ from pdserve.clock import SystemClock
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import Down, Up
 from pdserve.rpc.v1 import session_pb2_grpc
-from pdserve.service.cache_events import CacheEvents
 from pdserve.service.grpc_session import GrpcDialer, WorkersServicer
 from pdserve.service.later_version import CountUnknown
 from pdserve.service.peer_proof import RouterGuard
@@ -74,11 +73,6 @@ async def no_session(session: Session[Down, Up]) -> None:
     raise AssertionError("no session was expected")
 
 
-async def no_cache_events(events: CacheEvents) -> None:
-    """For suites about something else."""
-    raise AssertionError("no cache events were expected")
-
-
 def no_unknown(channel: str, what: str) -> None:
     """For suites in which all speak one version."""
     raise AssertionError(f"unknown {what} on {channel}")
@@ -89,7 +83,6 @@ async def grpc_server(
     on_session: Callable[[Session[Down, Up]], Awaitable[None]],
     tasks: asyncio.TaskGroup,
     *,
-    on_cache_events: Callable[[CacheEvents], Awaitable[None]] = no_cache_events,
     secret: bytes | None = None,
     count_unknown: CountUnknown = no_unknown,
 ) -> AsyncIterator[str]:
@@ -98,7 +91,6 @@ async def grpc_server(
     server = make_server(keepalive_s=KEEPALIVE_S, max_message_bytes=1 << 26, random=source)
     servicer = WorkersServicer(
         on_session=on_session,
-        on_cache_events=on_cache_events,
         guard=RouterGuard("r0", secret, SystemClock(), source),
         tasks=tasks,
         count_unknown=count_unknown,

@@ -33,7 +33,6 @@ from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
 from pdserve.node.worker import Worker
 from pdserve.owner import Waiter
 from pdserve.sampling import SampleKey, SamplingParams
-from pdserve.service.cache_events import SourceReader, Subscribe
 from pdserve.service.config import Config, EngineConfig, WorkerConfig
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.session import Session
@@ -152,14 +151,6 @@ class Cluster:
     async def _serve(self, end: Session[Down, Up]) -> None:
         with contextlib.suppress(WorkerLost):  # the session has ended
             await self.router.serve(end)
-
-    async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
-        reader = SourceReader(subscribe)
-        try:
-            while True:
-                await reader.next()
-        finally:
-            reader.close()
 
     async def resolve(self, name: str) -> Sequence[str]:
         return [name]

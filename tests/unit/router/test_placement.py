@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from structlog.testing import capture_logs
 
-from pdserve.block_messages import BlockCounts, BlocksStored, SnapshotPart
+from pdserve.block_messages import BlockCounts, BlockEvents
 from pdserve.blockhash import hash_blocks
 from pdserve.errors import Overloaded
 from pdserve.ids import AttemptName, WorkerRef
@@ -108,10 +108,8 @@ async def test_a_prefix_that_a_prefill_worker_holds_draws_the_request_there() ->
         await cluster.link(p1, d)
         prompt = "x" * 400
         hashes = tuple(hash_blocks(tuple(prompt.encode()), 16, seed=b"seed"))
-        sources = cluster.app.fleet.cache_sources
-        source = sources.opened(p1.ref)
-        assert not sources.on_event(source, SnapshotPart(1, (), True, True))
-        assert not sources.on_event(source, BlocksStored(2, hashes))
+        p1.say(BlockEvents(whole=True, stored=hashes, removed=()))
+        await cluster.settle()
         clients = []
         for _ in range(3):
             clients.append(cluster.generate(prompt))

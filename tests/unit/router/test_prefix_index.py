@@ -1,56 +1,59 @@
-"""The index of a worker's prefix blocks follows events, and notices what it missed."""
+"""The index of a worker's prefix blocks: what it was told, or before that what it was probably left with."""
 
 from __future__ import annotations
 
-from pdserve.block_messages import BlocksRemoved, BlocksStored, SnapshotPart
-from router.prefix_index import IndexState, PrefixIndex
+from pdserve.block_messages import BlockEvents
+from router.prefix_index import PrefixIndex
 
-A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+A, B, C, D = (bytes([n]) * 16 for n in range(4))
 
 
-def following() -> PrefixIndex:
-    index = PrefixIndex()
-    assert not index.apply(SnapshotPart(1, (A,), True, False))
-    assert not index.apply(SnapshotPart(2, (B,), False, True))
+def events(*stored: bytes, removed: tuple[bytes, ...] = (), whole: bool = False) -> BlockEvents:
+    return BlockEvents(whole=whole, stored=stored, removed=removed)
+
+
+def told(num_blocks: int = 100) -> PrefixIndex:
+    index = PrefixIndex(num_blocks)
+    index.told(events(A, whole=True))
+    index.told(events(B))
     return index
 
 
-def test_a_snapshot_in_parts_and_changes_behind_it() -> None:
-    index = following()
+def test_the_whole_set_in_parts_and_changes_behind_it() -> None:
+    index = told()
     assert index.num_hits([A, B, C]) == 2
-    assert not index.apply(BlocksStored(3, (C,)))
-    assert not index.apply(BlocksRemoved(4, (B,)))
+    index.told(events(C, removed=(B,)))
     assert index.num_hits([A, B, C]) == 1 and index.num_hits([C]) == 1 and len(index) == 2
+    index.told(events(D, whole=True))
+    assert index.holds_exactly([D])
 
 
 def test_only_leading_blocks_count() -> None:
-    assert following().num_hits([C, A, B]) == 0
+    assert told().num_hits([C, A, B]) == 0
 
 
-def test_a_gap_asks_once_for_a_snapshot_and_takes_nothing_in_until_it_comes() -> None:
-    index = following()
-    assert index.apply(BlocksStored(4, (C,)))
-    assert not index.apply(BlocksStored(5, (C,)))
-    assert index.state is IndexState.LOST and index.num_hits([A, B, C]) == 2 and index.num_gaps == 1
-    assert not index.apply(SnapshotPart(6, (C,), True, True))
-    assert index.num_hits([A]) == 0 and index.num_hits([C]) == 1
-    assert not index.apply(BlocksStored(7, (A,)))
-    assert index.num_hits([A]) == 1
+def test_a_worker_that_tells_of_more_blocks_than_it_has_is_not_believed_without_end() -> None:
+    index = told(num_blocks=3)
+    index.told(events(C, D))
+    assert index.holds_exactly([B, C, D])
 
 
-def test_the_old_set_stands_until_the_new_one_is_complete() -> None:
-    index = following()
-    index.apply(SnapshotPart(3, (C,), True, False))
-    assert index.num_hits([A]) == 1
-    index.apply(SnapshotPart(4, (), False, True))
-    assert index.num_hits([A]) == 0
+def test_what_was_predicted_is_forgotten_when_the_worker_tells_itself() -> None:
+    index = PrefixIndex(100)
+    index.sent([A, B])
+    assert index.num_hits([A, B]) == 2 and not index.is_told
+    index.told(events(C, whole=True))
+    assert index.holds_exactly([C]) and index.is_told
 
 
-def test_changes_before_the_first_snapshot_ask_for_one() -> None:
-    assert PrefixIndex().apply(BlocksStored(1, (A,)))
-
-
-def test_a_missing_part_asks_for_another_snapshot() -> None:
-    index = PrefixIndex()
-    index.apply(SnapshotPart(1, (A,), True, False))
-    assert index.apply(SnapshotPart(3, (B,), False, True))
+def test_a_prediction_forgets_what_was_used_least_lately_and_a_chain_from_its_end() -> None:
+    predicted = PrefixIndex(6)
+    chains = [[bytes([n, k]) for k in range(4)] for n in range(3)]
+    predicted.sent(chains[0])
+    predicted.sent(chains[1])
+    assert [predicted.num_hits(chain) for chain in chains] == [2, 4, 0]
+    predicted.sent(chains[0][:2])
+    predicted.sent(chains[2][:2])
+    assert [predicted.num_hits(chain) for chain in chains] == [2, 2, 2]
+    predicted.sent([bytes([9, k]) for k in range(50)])
+    assert len(predicted) == 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.block_messages import BlockCounts, BlocksStored, SnapshotPart
+from pdserve.block_messages import BlockCounts, BlockEvents
 from pdserve.blockhash import hash_blocks
 from pdserve.messages import StartDecode, StartPrefill
 from pdserve.sampling import FinishReason
@@ -77,10 +77,9 @@ async def test_of_a_prompt_that_is_cached_whole_the_last_block_is_computed_and_a
 ):
     async with Cluster() as cluster:
         p, _ = await cluster.pair()
-        sources = cluster.app.fleet.cache_sources
-        source = sources.opened(p.ref)
-        sources.on_event(source, SnapshotPart(1, (), True, True))
-        sources.on_event(source, BlocksStored(2, tuple(hash_blocks(IDS, 16, seed=b"seed"))))
+        hashes = tuple(hash_blocks(IDS, 16, seed=b"seed"))
+        p.say(BlockEvents(whole=True, stored=hashes, removed=()))
+        await cluster.settle()
         assert pair_parts(cluster)["prefill"] == pytest.approx(16 / 1000)
         assert pair_parts(cluster, need(cluster, takes_hits=False))["prefill"] == pytest.approx(64 / 1000)
 

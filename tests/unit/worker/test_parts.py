@@ -1,4 +1,4 @@
-"""Watchdog, cache feed, metered runner: the small parts of a worker."""
+"""Watchdog, metered runner: the small parts of a worker."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdserve.block_messages import BlocksRemoved, BlocksStored, CacheEvent, SnapshotPart
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner, InjectedFault
 from pdserve.engine.port import Row
-from pdserve.worker.cache_feed import CacheFeed, CacheReader
 from pdserve.worker.messages import EngineBeat, StepBegun
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.watchdog import Watchdog
@@ -71,84 +69,6 @@ class TestWatchdog:
         assert not watchdog.is_busy_for(0.25)
         watchdog.on_step_begun(StepBegun(new_shape=False))
         assert watchdog.is_busy_for(0.25) and not watchdog.is_busy_for(0.5)
-
-
-def drain_reader(reader: CacheReader) -> list[CacheEvent]:
-    events: list[CacheEvent] = []
-    while (event := reader.take()) is not None:
-        events.append(event)
-    return events
-
-
-def apply(events: list[CacheEvent]) -> dict[bytes, None]:
-    """The set that a router has after these events; checks their numbers."""
-    known: dict[bytes, None] = {}
-    for number, event in enumerate(events, start=1):
-        assert event.sequence == number
-        if isinstance(event, SnapshotPart) and event.first:
-            known.clear()
-        for block_hash in event.hashes:
-            if isinstance(event, BlocksRemoved):
-                known.pop(block_hash, None)
-            else:
-                known[block_hash] = None
-    return known
-
-
-class TestCacheFeed:
-    def test_a_reader_begins_with_a_snapshot_and_then_hears_changes(self) -> None:
-        feed = CacheFeed()
-        feed.change([(True, b"a"), (True, b"b")])
-        wakes: list[int] = []
-        reader = feed.subscribe(lambda: wakes.append(1))
-        events = drain_reader(reader)
-        assert events == [SnapshotPart(1, (b"a", b"b"), True, True)]
-        feed.change([(True, b"c"), (True, b"d"), (False, b"a")])
-        assert wakes
-        events += drain_reader(reader)
-        assert events[1:] == [BlocksStored(2, (b"c", b"d")), BlocksRemoved(3, (b"a",))]
-        assert apply(events) == dict.fromkeys(feed.hashes())
-
-    def test_an_empty_cache_is_a_snapshot_too(self) -> None:
-        assert drain_reader(CacheFeed().subscribe(lambda: None)) == [SnapshotPart(1, (), True, True)]
-
-    def test_big_snapshots_come_in_parts(self) -> None:
-        feed = CacheFeed()
-        feed.change([(True, index.to_bytes(16, "big")) for index in range(2500)])
-        reader = feed.subscribe(lambda: None)
-        parts = drain_reader(reader)
-        assert [
-            (len(part.hashes), part.first, part.last) for part in parts if isinstance(part, SnapshotPart)
-        ] == [
-            (1024, True, False),
-            (1024, False, False),
-            (452, False, True),
-        ]
-
-    def test_a_reader_that_lags_gets_a_snapshot_instead(self) -> None:
-        feed = CacheFeed(max_pending=10)
-        reader = feed.subscribe(lambda: None)
-        events = drain_reader(reader)
-        for index in range(30):
-            feed.change([(True, bytes([index]))])
-        events += drain_reader(reader)
-        assert isinstance(events[1], SnapshotPart)
-        assert apply(events) == dict.fromkeys(feed.hashes())
-
-    def test_a_gap_is_repaired_by_a_snapshot_in_the_middle_of_one(self) -> None:
-        feed = CacheFeed()
-        feed.change([(True, index.to_bytes(16, "big")) for index in range(2500)])
-        reader = feed.subscribe(lambda: None)
-        first = reader.take()
-        assert first is not None
-        feed.change([(False, (5).to_bytes(16, "big"))])
-        reader.snapshot()
-        events = [first, *drain_reader(reader)]
-        assert apply(events) == dict.fromkeys(feed.hashes())
-        reader.close()
-        reader.close()
-        feed.change([(True, b"x")])
-        assert reader.take() is None
 
 
 class TestMeteredRunner:

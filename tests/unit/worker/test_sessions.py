@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from pdserve.block_messages import BlockCounts, SnapshotPart
+from pdserve.block_messages import BlockCounts, BlockEvents
 from pdserve.errors import Incompatible, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
@@ -26,8 +26,8 @@ from pdserve.messages import (
     Up,
     Welcome,
 )
-from pdserve.service.cache_events import SourceReader, Subscribe
 from pdserve.session import Session
+from pdserve.wire_version import WIRE_VERSION, WireVersion
 from pdserve.worker.cache_feed import CacheFeed
 from pdserve.worker.sessions import RouterSessions
 from tests.support.memory_session import MemoryWire
@@ -48,7 +48,7 @@ def hello() -> Hello:
         worker=ME, role=Role.DECODE, role_generation=0, model="fake", kv_addresses=(), transports=(),
         metrics_address="", kv_layout_json="{}", block_size=16, num_blocks=4, window_tokens=64,
         weights_fingerprint="w", tokenizer_fingerprint="t", numerics="n", deterministic=False, cache_seed=b"",
-        eos_token_ids=(), vocab_size=10, host_id="h",
+        eos_token_ids=(), vocab_size=10, host_id="h", wire=WIRE_VERSION,
     )  # fmt: skip
 
 
@@ -60,7 +60,6 @@ class World:
         self.names = names if names is not None else {"routers:1": list(scripts)}
         self.events: list[str] = []
         self.dialled: list[tuple[float, str]] = []
-        self.cache_events: dict[str, list[object]] = {}
         self.feed = CacheFeed()
         self.sessions = RouterSessions(
             routers=tuple(self.names),
@@ -68,7 +67,7 @@ class World:
             resolver=self,
             hello=hello,
             tokenizer_files={"tokenizer.json": b"{}", "config.json": b"[]"},
-            cache_events=self.feed.subscribe,
+            cache=self.feed,
             listener=self,
             random=random.Random(1),
             heartbeat_s=0.5,
@@ -92,14 +91,6 @@ class World:
             await script(end)
         except WorkerLost:
             self.events.append("router: session lost")
-
-    async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
-        reader = SourceReader(subscribe)
-        try:
-            while True:
-                self.cache_events.setdefault(address, []).append(await reader.next())
-        finally:
-            reader.close()
 
     # Resolver
 
@@ -190,7 +181,7 @@ def test_a_router_of_another_major_version_is_an_operators_matter() -> None:
         world.run(3.0)
     assert not world.events
     [told] = [line for line in logs if line["event"] == "router.refuses_this_worker"]
-    assert "field=wire, ours=1.0, theirs=2.0" in told["error"]
+    assert "field=wire, ours=1.2, theirs=2.0" in told["error"]
 
 
 def test_the_newest_load_is_told_at_once_to_all_and_to_who_joins_later_and_with_each_beat() -> None:
@@ -388,39 +379,19 @@ def test_two_addresses_of_one_router_do_not_take_turns(behind_s: float) -> None:
     assert len(world.dialled) <= 3, "the address that lost waits for the other one's end"
 
 
-def test_cache_events_run_beside_a_session_and_end_with_it() -> None:
-    world = World({"a:1": good_router("r1")})
+@pytest.mark.parametrize(("theirs", "num_told"), [((1, 2), 2), ((1, 1), 0), (None, 0)])
+def test_block_events_go_to_routers_that_know_them(theirs: WireVersion | None, num_told: int) -> None:
+    told: list[BlockEvents] = []
+
+    async def router(end: RouterEnd) -> None:
+        await end.receive()
+        end.send(Welcome("r1", wire=theirs))
+        while True:
+            if isinstance(message := await end.receive(), BlockEvents):
+                told.append(message)
+
+    world = World({"a:1": router})
     world.feed.change([(True, b"a")])
     world.run(3.0, (1.0, lambda: world.feed.change([(True, b"b")])), (2.0, world.close_r1))
-    first, second = world.cache_events["a:1"][:2]
-    assert first == SnapshotPart(1, (b"a",), True, True)
-    assert getattr(second, "hashes", None) == (b"b",)
-
-
-class BreakingFeed(World):
-    """Its cache event stream breaks in the very moment in which it is cancelled, and says only that."""
-
-    async def send_cache_events(self, address: str, subscribe: Subscribe) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.break_when_cancelled())
-                await asyncio.Event().wait()
-        except* WorkerLost:
-            pass
-        raise WorkerLost("the cache events ended")
-
-    async def break_when_cancelled(self) -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            raise WorkerLost("the stream broke") from None
-
-
-def test_a_cache_stream_that_breaks_as_its_session_ends_does_not_keep_it_from_being_dialled_again() -> None:
-    world = BreakingFeed({"a:1": good_router("r1")})
-    world.run(10.0, (1.0, world.close_r1))
-    assert [event for event in world.events if event.startswith(("opened", "closed"))][:3] == [
-        "opened 1 r1",
-        "closed 1",
-        "opened 2 r1",
-    ]
+    assert [each.stored for each in told[:2]] == [(b"a",), (b"b",)][:num_told]
+    assert len(told) == (num_told + 1 if num_told else 0), "the next session begins with the whole set"
