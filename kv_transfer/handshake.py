@@ -1,15 +1,16 @@
 """HELLO and PROOF: who the two ends are, whether they fit, and that both know the cluster's secret.
 
     P                                   D
-    | HELLO{P, D, generation, facts} -> |  right D? facts agree?
+    | HELLO{P, D, generation, facts} -> |  right D?
     | <- HELLO{D, P, generation, facts} |
-    | PROOF{hmac} --------------------> |  proof right? an older link of the pair is replaced; up
-    | <-------------------- PROOF{hmac} |
+    | PROOF{hmac} --------------------> |  proof right? facts agree? an older link of the pair is replaced; up
+    | <-------------------- PROOF{hmac} |  proof right? facts agree?
     | MEMORY + descriptor ------------> |  where both prefer memfd and the connection can pass it: mapped
     | <----------------- MAPPED{reason} |  "" = D reads P's pool itself; else the stream is used, or the link ends
     up
 
-P counts the link as up only when D already does: a grant that names P then never finds D without the link.
+P counts the link as up only when D already does: a grant that names P then never finds D without the link. What the
+other says counts, and why it is refused is told to it, only once it is proven.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ import hmac
 from enum import Enum
 
 from kv_transfer.frames import NONCE_BYTES, PROOF_BYTES, LinkHello, Proof
-from kv_transfer.link_facts import LinkFacts, agree, common_checksum, common_transports, misfit
+from kv_transfer.link_facts import LinkFacts, agree, common_checksum, common_transports
 from pdserve.errors import Stale
 from pdserve.ids import Random, WorkerRef
-
-_SECRET = "cluster.secret_file"
+from pdserve.service.secret import Unauthenticated
 
 
 class Side(Enum):
@@ -37,8 +37,8 @@ class Handshake:
     """One side of one handshake; pure values in and out.
 
     theirs          what the other claims, until its proof is accepted
-    wire, checksum  what both speak, and what pieces carry; agreed with the other's HELLO
-    transports      what both offer, the preferred first
+    wire, checksum  what both speak, and what pieces carry; known when the facts were compared
+    transports      what both offer, the preferred first; the same
     """
 
     def __init__(
@@ -81,33 +81,37 @@ class Handshake:
     def accept_hello(self, hello: LinkHello, *, expected: WorkerRef | None) -> None:
         """Check the other's HELLO. expected: whom P dialled; None at D.
 
-        Raises Stale (another incarnation is meant, or answered) or Incompatible (the field and both values).
+        Raises Stale (another incarnation is meant, or answered), or at P Unauthenticated if only one of both has a
+        secret: D's HELLO comes second, so P is who can tell.
         """
         self.theirs = hello
         if hello.receiver != self._me:
             raise Stale("HELLO for another worker or epoch", wanted=hello.receiver, here=self._me)
         if expected is not None and hello.sender != expected:
             raise Stale("HELLO of another worker or epoch", wanted=expected, here=hello.sender)
+        if self.side is Side.PREFILL and hello.secret != (self._secret is not None):
+            words = ("not set", "set") if hello.secret else ("set", "not set")
+            raise _not_proven(prefill=words[0], decode=words[1])
+
+    def compare_facts(self) -> None:
+        """What both speak, once the other is proven. Raises Incompatible (the field and both values)."""
+        assert self.theirs is not None
         if self.side is Side.PREFILL:
-            prefill, decode = self.facts, hello.facts
+            prefill, decode = self.facts, self.theirs.facts
         else:
-            prefill, decode = hello.facts, self.facts
+            prefill, decode = self.theirs.facts, self.facts
         self.wire = agree(prefill=prefill, decode=decode)
         self.checksum = common_checksum(prefill=prefill, decode=decode)
         self.transports = common_transports(prefill=prefill, decode=decode)
-        if hello.secret != (self._secret is not None):
-            words = {self.side: "not set", self._other: "not set"}
-            words[self._other if hello.secret else self.side] = "set"
-            raise misfit(_SECRET, prefill=words[Side.PREFILL], decode=words[Side.DECODE])
 
     def proof(self) -> Proof:
         """This side's answer to the other's nonce."""
         return Proof(self._mac(self.side))
 
     def accept_proof(self, proof: Proof) -> None:
-        """Raises Incompatible if the other doesn't know the secret."""
+        """Raises Unauthenticated if the other doesn't know the secret."""
         if not hmac.compare_digest(self._mac(self._other), proof.proof):
-            raise misfit(_SECRET, prefill="one secret", decode="another")
+            raise _not_proven(prefill="one secret", decode="another")
 
     def _mac(self, role: Side) -> bytes:
         """HMAC-SHA256(secret, role ‖ both nonces ‖ ids ‖ epochs), P's before D's; protocol.md, "Values"."""
@@ -123,3 +127,12 @@ class Handshake:
         for ref, _nonce in (prefill, decode):
             parts += [ref.epoch.start_ns.to_bytes(16, "little"), ref.epoch.nonce.to_bytes(16, "little")]
         return hmac.new(self._secret, b"".join(parts), hashlib.sha256).digest()
+
+
+def _not_proven(*, prefill: str, decode: str) -> Unauthenticated:
+    return Unauthenticated(
+        "workers of a pair don't know the same secret",
+        field="cluster.secret_file",
+        prefill=prefill,
+        decode=decode,
+    )

@@ -24,7 +24,7 @@ from kv_transfer.sender import Sender
 from kv_transfer.transports.port import Channel
 from pdserve import errors, wire_version
 from pdserve.clock import Clock
-from pdserve.errors import InvalidRequest, LinkLost, PdserveError, WorkerLost
+from pdserve.errors import Incompatible, InvalidRequest, LinkLost, Overloaded, PdserveError, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.kv_memory import ByteSpan
 from pdserve.memfd import MEMFD
@@ -83,6 +83,7 @@ class Link:
         self.phase = LinkPhase.HELLO
         self.generation = generation
         self.side: Sender | Receiver | None = None
+        self.is_proven = False  # the other side has shown that it knows the secret, if there is one
         self._channel = channel
         self._handshake = handshake
         self._dialled = dialled
@@ -92,7 +93,7 @@ class Link:
         self._metrics = metrics
         self._block_bytes = block_bytes
         self._strict = strict
-        now_s = clock.now_s()
+        self.began_s = now_s = clock.now_s()
         self._heard_s = now_s  # before the link is up: when the handshake began
         self._heard_bytes = 0
         self._sent_s = now_s
@@ -156,6 +157,11 @@ class Link:
         return self._handshake.side
 
     @property
+    def is_stranger(self) -> bool:
+        """Somebody who came by itself and hasn't proven anything yet."""
+        return self._dialled is None and not self.is_proven and self.phase is not LinkPhase.DOWN
+
+    @property
     def is_up(self) -> bool:
         return self.phase is LinkPhase.UP
 
@@ -217,7 +223,7 @@ class Link:
     def on_frame(self, frame: Frame, generation: int) -> None:
         match frame:
             case Bye():
-                self._end(errors.from_failure(frame.failure))
+                self._end(self._refused(errors.from_failure(frame.failure)))
             case Ping():
                 self.send(Pong())
             case Pong():
@@ -265,9 +271,11 @@ class Link:
 
     def _on_proof(self, proof: Proof) -> None:
         self._handshake.accept_proof(proof)
+        self.is_proven = True
         if self._handshake.side is Side.DECODE:
-            self._keeper.admit(self)
-            self._send(self._handshake.proof())
+            self._compare_and_admit()
+        else:
+            self._handshake.compare_facts()
         transports, sharing = self._handshake.transports, self._channel.sharing
         if transports[:1] == (MEMFD,) and sharing is not None:
             self.phase = LinkPhase.SHARING
@@ -281,6 +289,23 @@ class Link:
             raise WorkerLost(
                 "no transport that both offer works here", offered=",".join(transports), over=self.transport
             )
+
+    def _compare_and_admit(self) -> None:
+        """D: its own proof goes out when the link is up; or before a misfit is told, so that P can believe it."""
+        try:
+            self._handshake.compare_facts()
+        except Incompatible:
+            self._send(self._handshake.proof())
+            raise
+        self._keeper.admit(self)
+        self._send(self._handshake.proof())
+
+    def _refused(self, error: PdserveError) -> PdserveError:
+        """What the other's BYE means: for good it is only from one that is proven."""
+        if self.is_proven or isinstance(error, Overloaded):
+            return error
+        hint = "its log says why; is its cluster.secret_file another?"
+        return WorkerLost(f"the other worker ended the handshake: {hint}", said=str(error))
 
     def _on_memory(self) -> None:
         """D: P's memory has come beside this frame, or should have."""
@@ -341,8 +366,8 @@ class Link:
                 self.side.turn()
         except PdserveError as error:
             if isinstance(error, InvalidRequest):
-                is_proven = self._dialled is not None or self.side is not None
-                count(self._metrics.malformed, self.peer_name if is_proven else "unknown")
+                is_known = self._dialled is not None or self.is_proven
+                count(self._metrics.malformed, self.peer_name if is_known else "unknown")
             self.end(error)
             return False
         if self.phase is LinkPhase.DOWN:
@@ -389,9 +414,10 @@ class Link:
         return due_s
 
     def end(self, error: PdserveError) -> None:
-        """This side ends the link, and says why. Idempotent."""
+        """This side ends the link, and says why, though not to a stranger. Idempotent."""
         if self.phase is not LinkPhase.DOWN:
-            self._send(Bye.of(errors.to_failure(error)))
+            told = error if self.is_proven else WorkerLost("not known here")
+            self._send(Bye.of(errors.to_failure(told)))
             self._end(error)
 
     def _lost(self, error: PdserveError) -> WorkerLost:
@@ -410,7 +436,7 @@ class Link:
             self.side.on_link_end(self._lost(error))
         if was_up:
             self._metrics.links_lost += 1
-        is_known = self._dialled is not None or self._handshake.theirs is not None
+        is_known = self._dialled is not None or self.is_proven
         (log.info if is_known else log.debug)(
             "link.down",
             side=self._handshake.side.value,

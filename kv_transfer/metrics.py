@@ -12,6 +12,7 @@ class TransferMetrics:
     received_s     seconds between the first pull and the last byte, summed over handed-off leases
     stale, corrupt frames of a dead lease or generation, and pieces with a wrong checksum, by the sender's worker id
     fell_back      links that use the stream because the preferred transport failed, by peer
+    pushed_out     strangers in their handshake who had to make room for later ones
     malformed      links ended because of a frame that can't be, by peer
     unknown        frames of a later version: of a "kind" that isn't known, or with a "field" that isn't
     """
@@ -28,6 +29,7 @@ class TransferMetrics:
     links_up: int = 0
     links_opened: int = 0
     links_lost: int = 0
+    pushed_out: int = 0
     stale: dict[str, int] = field(default_factory=dict)
     corrupt: dict[str, int] = field(default_factory=dict)
     fell_back: dict[str, int] = field(default_factory=dict)

@@ -38,8 +38,8 @@ from pdserve.kv_memory import KvMemory
 from pdserve.owner import Post
 from pdserve.service.config import TimeoutsConfig, TransportConfig
 
-_MAX_UNPROVEN = 64
-"""Accepted connections in their handshake at once; more are closed as they come."""
+_MAX_STRANGERS = 64
+"""Accepted connections in their handshake at once, of each kind of socket; the oldest makes room for one more."""
 
 _MAX_ENDED = 256
 """Ended links that are remembered."""
@@ -207,12 +207,15 @@ class TransferOwner:
 
     def _accept(self) -> None:
         for channel in self._network.accept():
-            num_unproven = sum(link.side is None for link in self._links)
-            if num_unproven >= _MAX_UNPROVEN:
-                log.warning("link.refused", address=channel.peer, reason="too many handshakes at once")
-                channel.close("too many handshakes at once")
-                continue
+            self._make_room(channel.transport)
             self._add(Side.DECODE, None, 0, channel)
+
+    def _make_room(self, transport: str) -> None:
+        """Who knows the secret is done within moments; who doesn't must not keep others out by staying."""
+        strangers = [link for link in self._links if link.is_stranger and link.transport == transport]
+        if len(strangers) >= _MAX_STRANGERS:
+            self.metrics.pushed_out += 1
+            min(strangers, key=lambda link: link.began_s).end(Overloaded("too many handshakes at once"))
 
     def _dial(self) -> None:
         for wanted in self._wanted.due(self._clock.now_s()):

@@ -1,7 +1,7 @@
 """Which links a prefill worker's routers want, and when to dial them.
 
 Wishes are counted per (session, pair): a link is wanted as long as one session wants it. A wanted link that is down
-is dialled again with back-off, unless its end was final: the two don't fit, or that incarnation is gone.
+is dialled again with back-off, unless a proven worker doesn't fit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kv_transfer.link import Link
-from pdserve.errors import Incompatible, Overloaded, PdserveError, Stale
+from pdserve.errors import Incompatible, Overloaded, PdserveError
 from pdserve.ids import Random, WorkerRef
 
 UNWANTED_S = 5.0
@@ -89,7 +89,7 @@ class WantedLinks:
         """Note why, and when to dial again."""
         wanted.link = None
         wanted.reason = _told(error)
-        wanted.is_final = isinstance(error, Incompatible | Stale)
+        wanted.is_final = isinstance(error, Incompatible)
         if wanted.sessions:
             wanted.due_s = now_s + wanted.backoff_s * (0.5 + 0.5 * self._random.random())
             wanted.backoff_s = min(2 * wanted.backoff_s, MAX_BACKOFF_S)

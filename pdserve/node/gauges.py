@@ -48,6 +48,7 @@ class WorkerGauges:
         metrics.kv_bytes.set(transfer.received_bytes, "received")
         metrics.kv_transfer_s.set(transfer.received_s)
         metrics.links_lost.set(transfer.links_lost)
+        metrics.links_pushed_out.set(transfer.pushed_out)
         metrics.handed_off.set(transfer.confirmed_leases, "confirmed")
         metrics.handed_off.set(transfer.handed_off_leases, "received")
         metrics.handed_off.set(transfer.failed_leases, "failed")

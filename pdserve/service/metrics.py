@@ -78,6 +78,9 @@ class WorkerMetrics:
         self.handed_off = Total(r, "pdserve_kv_handoffs", "Leases by how they ended.", ("outcome",))
         self.links = Gauge("pdserve_links", "Links that are up.", registry=r)
         self.links_lost = Total(r, "pdserve_links_lost", "Links that broke or fell silent.")
+        self.links_pushed_out = Total(
+            r, "pdserve_links_pushed_out", "Strangers in a link's handshake who made room for later ones."
+        )
         self.fell_back = Total(
             r, "pdserve_links_fell_back", "Links over the stream as the first transport failed.", ("peer",)
         )

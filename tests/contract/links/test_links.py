@@ -59,7 +59,11 @@ def test_a_misfit_names_the_field_and_both_values_at_both_ends(
 
 @pytest.mark.parametrize(
     ("mine", "theirs", "word"),
-    [(b"a" * 32, b"b" * 32, "another"), (b"a" * 32, None, "not set"), (None, b"a" * 32, "not set")],
+    [
+        (b"a" * 32, b"b" * 32, "cluster.secret_file another"),
+        (b"a" * 32, None, "prefill=set, decode=not set"),
+        (None, b"a" * 32, "prefill=not set, decode=set"),
+    ],
 )
 def test_a_wrong_secret_is_refused_without_being_told(
     make_world: MakeWorld, mine: bytes | None, theirs: bytes | None, word: str
@@ -67,8 +71,21 @@ def test_a_wrong_secret_is_refused_without_being_told(
     world = make_world()
     prefill, decode = world.node("p", secret=mine), world.node("d", secret=theirs)
     reason = _down_reason(world, prefill, decode)
-    assert "field=cluster.secret_file" in reason and word in reason
+    assert "cluster.secret_file" in reason and word in reason
     assert "aaaa" not in reason
+
+
+def test_facts_are_compared_only_with_one_who_is_proven(make_world: MakeWorld) -> None:
+    """Else whoever asks is told what it lacks, and its refusal would keep the pair down for good."""
+    world = make_world()
+    prefill = world.node("p", secret=b"a" * 32)
+    decode = world.node("d", secret=b"b" * 32, link_facts=facts(weights_fingerprint="other"))
+    with capture_logs() as logs:
+        reason = _down_reason(world, prefill, decode)
+        world.sleep(10.0)
+    assert "not known here" in reason
+    assert not any("weights_fingerprint" in line["reason"] for line in logs if line["event"] == "link.down")
+    assert sum(line["event"] == "link.down" and line["side"] == "prefill" for line in logs) > 5, "tried again"
 
 
 def test_one_secret_is_enough(world: World) -> None:
@@ -144,8 +161,8 @@ def test_a_hello_that_means_another_epoch_is_stale(make_world: MakeWorld) -> Non
     prefill.owner.handle(messages.OrderLink(1, old, decode.owner.addresses))
     world.sleep(10.0)
     states = [state for state in prefill.to_loop if isinstance(state, messages.LinkState)]
-    assert [(state.decode_worker, state.up) for state in states] == [(old, False)], "final, and said once"
-    assert "HELLO for another worker or epoch" in states[0].reason
+    assert [(state.decode_worker, state.up) for state in states] == [(old, False)], "said once"
+    assert "not known here" in states[0].reason
 
 
 def test_a_restarted_prefill_takes_the_pair_over(make_world: MakeWorld) -> None:
@@ -165,7 +182,8 @@ def test_a_restarted_prefill_takes_the_pair_over(make_world: MakeWorld) -> None:
     assert_handed_off(new, decode, 2, sent)
     old.is_stopped = False
     world.sleep(5.0)
-    assert [state.up for state in link_states(old, decode)] == [True, False], "it never comes back"
+    first, *later = link_states(old, decode)
+    assert first.up and not any(state.up for state in later), "it never comes back"
     assert link_states(new, decode)[-1].up and len(link_states(new, decode)) == 1
 
 
@@ -192,6 +210,25 @@ def test_an_earlier_epoch_is_refused_while_a_later_one_is_there(make_world: Make
     world.pair(new, decode)
     assert "a later link of the pair is up" in _down_reason(world, old, decode)
     assert link_states(new, decode)[-1].up
+
+
+def test_a_pair_comes_up_again_when_the_later_link_that_kept_it_down_has_ended(make_world: MakeWorld) -> None:
+    """Whoever could say a generation above all that P will ever count must not keep the pair down for good."""
+    world = make_world()
+    prefill, decode = world.node("p"), world.node("d")
+    forger = world.node("p", epoch=prefill.ref.epoch)
+    forger.owner._generation = 1_000_000
+    world.pair(prefill, decode)
+    world.pair(forger, decode)
+    world.run(lambda: not link_states(prefill, decode)[-1].up)
+    world.sleep(5.0)
+    assert not link_states(prefill, decode)[-1].up
+    forger.owner.close()
+    forger.is_gone = True
+    world.run(lambda: link_states(prefill, decode)[-1].up)
+    sent = world.hand_off(prefill, decode, 1, num_blocks=2)
+    world.wait_ends(1, prefill, decode)
+    assert_handed_off(prefill, decode, 1, sent)
 
 
 def test_a_restarted_decode_is_another_pair(make_world: MakeWorld) -> None:

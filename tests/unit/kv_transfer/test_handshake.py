@@ -12,8 +12,9 @@ import pytest
 from kv_transfer.frames import Proof
 from kv_transfer.handshake import Handshake, Side
 from kv_transfer.link_facts import LinkFacts, agree, breaks_determinism
-from pdserve.errors import Incompatible, Stale
+from pdserve.errors import Stale
 from pdserve.ids import Epoch, WorkerRef
+from pdserve.service.secret import Unauthenticated
 
 P = WorkerRef("prefill-1", Epoch(10, 20))
 D = WorkerRef("dé-2", Epoch(30, 40))
@@ -49,9 +50,9 @@ def test_the_proof_is_the_documented_value() -> None:
 
 def test_a_proof_sent_back_is_no_proof() -> None:
     prefill, decode = _pair()
-    with pytest.raises(Incompatible, match=r"cluster\.secret_file"):
+    with pytest.raises(Unauthenticated, match=r"cluster\.secret_file"):
         decode.accept_proof(decode.proof())
-    with pytest.raises(Incompatible):
+    with pytest.raises(Unauthenticated):
         prefill.accept_proof(Proof(bytes(32)))
 
 
