@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from pdserve.clock import Clock
 from pdserve.errors import Draining, NoWorker, Overloaded, PdserveError, UnknownModel
@@ -19,12 +18,29 @@ from router.ticket import Ticket
 RETRY_AFTER_S = (0.1, 30.0)
 
 
+class Place:
+    """One of the bounded places in front of the workers. Event-loop thread only.
+
+    received_s  when it was taken: a request's waiting is counted from there
+    """
+
+    def __init__(self, received_s: float, on_free: Callable[[], None]) -> None:
+        self.received_s = received_s
+        self._on_free: Callable[[], None] | None = on_free
+
+    def give_back(self) -> None:
+        """Somebody else may have it. Idempotent."""
+        if self._on_free is not None:
+            on_free, self._on_free = self._on_free, None
+            on_free()
+
+
 class Admission:
     """Event-loop thread only.
 
-    New requests take one of `max_queued_requests` places from their first moment until a pair is found, or are
-    refused at once; so is one whose deadline would have passed, by the estimate, before its first token. Replays of
-    accepted requests always find a place, but only so many run at a time.
+    New requests take one of `max_queued_requests` places when they arrive, before they are read, until a pair is
+    found, or are refused at once; so is one whose deadline would have passed, by the estimate, before its first token.
+    Replays of accepted requests always find a place, but only so many run at a time.
     """
 
     def __init__(
@@ -56,9 +72,8 @@ class Admission:
 
     # --- places
 
-    @contextmanager
-    def place(self) -> Iterator[Callable[[], None]]:
-        """Hold one of the bounded places; yields the function that gives it back early.
+    def arrive(self) -> Place:
+        """Take one of the bounded places; whoever takes it gives it back.
 
         Raises Overloaded when all are taken, Draining when the router takes no new requests.
         """
@@ -72,18 +87,12 @@ class Admission:
                 limit=self._config.max_queued_requests,
             )
         self._num_places += 1
-        held = True
+        self._metrics.queue_places.set(self._num_places)
+        return Place(self._clock.now_s(), self._left)
 
-        def give_back() -> None:
-            nonlocal held
-            if held:
-                held = False
-                self._num_places -= 1
-
-        try:
-            yield give_back
-        finally:
-            give_back()
+    def _left(self) -> None:
+        self._num_places -= 1
+        self._metrics.queue_places.set(self._num_places)
 
     def _retry_after_s(self) -> float:
         """The time in which a tenth of the queue has gone, at the speed of late."""
@@ -244,6 +253,8 @@ class Admission:
 
     def _estimate_s(self, ticket: Ticket) -> float | None:
         """Until the first token of one that must wait: those ahead of it, then its own. None if nobody can say."""
+        if not _may_be_refused(ticket):
+            return None  # nobody asks
         first_token_s = self._placer.first_token_s(ticket.need)
         if first_token_s is None:
             return None
@@ -254,9 +265,9 @@ class Admission:
         return self._speed.wait_s(self._queue.num_ahead(ticket), now_s) + first_token_s
 
     def _refuse_if_late(self, ticket: Ticket, estimate_s: float | None) -> bool:
-        """End one whose deadline would pass before its first token. What the client has begun to read goes on."""
+        """End one whose deadline would pass before its first token."""
         left_s = ticket.left_s()
-        if ticket.replay or ticket.choice > 0 or estimate_s is None or estimate_s <= left_s:
+        if not _may_be_refused(ticket) or estimate_s is None or estimate_s <= left_s:
             return False
         self._metrics.refused.labels(reason="deadline").inc()
         error = Overloaded(
@@ -267,6 +278,11 @@ class Admission:
         )
         self._end_waiting(ticket, error)
         return True
+
+
+def _may_be_refused(ticket: Ticket) -> bool:
+    """What the client has begun to read goes on."""
+    return not ticket.replay and ticket.choice == 0
 
 
 def _within(bounds: tuple[float, float], value: float) -> float:

@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from pdserve.chat import check_chat
 from pdserve.clock import Clock
 from pdserve.errors import (
-    Draining,
     Incompatible,
     InvalidRequest,
     PdserveError,
@@ -38,7 +37,7 @@ from pdserve.session import Session
 from pdserve.status import ClusterStatus, ModelInfo, PlacementStatus
 from pdserve.tokenizer import Tokenizer
 from pdserve.wire_version import announced, spoken
-from router.admission import Admission
+from router.admission import Admission, Place
 from router.asked import Asked
 from router.choice_run import Parts
 from router.conductor import Conductor
@@ -247,41 +246,46 @@ class RouterApp:
     # --- requests
 
     def generate(
-        self, request: GenerateRequest, *, deadline_left_s: float | None = None, traceparent: str = ""
+        self,
+        request: GenerateRequest,
+        *,
+        place: Place | None = None,
+        deadline_left_s: float | None = None,
+        traceparent: str = "",
     ) -> Conductor:
         """Accept one request and begin it; what only the model can tell of it is raised by the first event.
 
+        place            taken when the request arrived; None = it arrives now
         deadline_left_s  seconds that the client gives; None = timeouts.request_s
         traceparent      of the client's call, for logs
-        Raises InvalidRequest at once for a request that breaks a rule, or whose id runs already; Draining if the
-        router takes no more.
+        Raises InvalidRequest at once for a request that breaks a rule, or whose id runs already; Overloaded or
+        Draining if the router takes no more.
         """
         request_id = request.request_id or draw_text_id(self._random, "req")
         with refusals_told(request_id, self.metrics):
-            if self.admission.draining:
-                raise Draining("this router is draining")
             request.check(self.fleet.limits)
             if request_id in self._conductors:
                 raise InvalidRequest("a request of this id is running", request_id=request_id)
+            place = place or self.admission.arrive()
         if deadline_left_s is None or not math.isfinite(deadline_left_s):
             deadline_left_s = self._config.timeouts.request_s
-        now_s = self._clock.now_s()
         asked = Asked(
             request=request,
             request_id=request_id,
             traceparent=traceparent,
-            received_s=now_s,
-            deadline_s=now_s + deadline_left_s,
+            received_s=place.received_s,
+            deadline_s=self._clock.now_s() + deadline_left_s,
             clock=self._clock,
         )
-        conductor = self._conductors[request_id] = Conductor(self._parts, asked)
+        conductor = self._conductors[request_id] = Conductor(self._parts, asked, place.give_back)
         self._idle.clear()
         task = self._tasks.create_task(conductor.run())
         conductor.bind(task)
-        task.add_done_callback(lambda _: self._forget(request_id))
+        task.add_done_callback(lambda _: self._forget(request_id, place))
         return conductor
 
-    def _forget(self, request_id: str) -> None:
+    def _forget(self, request_id: str, place: Place) -> None:
+        place.give_back()
         self._conductors.pop(request_id).finish_unrun()
         if not self._conductors:
             self._idle.set()

@@ -37,15 +37,18 @@ class Conductor:
     """Async iterator over the request's events for its one reader; raises what it ended with. Event-loop thread only.
 
     `run` is a task of its own, which `bind` names; on_stalled is called when the client is given up.
+
+    on_placed  called when it has a pair for the first time
     """
 
-    def __init__(self, parts: Parts, asked: Asked) -> None:
+    def __init__(self, parts: Parts, asked: Asked, on_placed: Callable[[], None]) -> None:
         request = asked.request
         self.request_id = asked.request_id
         self.runs: list[ChoiceRun] = []  # by choice
         self.on_stalled: Callable[[], None] = lambda: None
         self._parts = parts
         self._asked = asked
+        self._on_placed = on_placed
         self._seed = 0
         self._prompt_ids: tuple[int, ...] = ()
         self._output = Output(parts.clock, parts.config.timeouts.client_stall_s, self._client_stalled)
@@ -170,11 +173,10 @@ class Conductor:
         deadline = asyncio.timeout(asked.left_s())
         try:
             async with deadline:
-                with self._parts.admission.place() as give_back:
-                    await self._prepare(give_back)
-                    async with asyncio.TaskGroup() as group:
-                        for run in self.runs:
-                            group.create_task(self._conduct_choice(run))
+                await self._prepare()
+                async with asyncio.TaskGroup() as group:
+                    for run in self.runs:
+                        group.create_task(self._conduct_choice(run))
                 await self._output.all_taken()
         except TimeoutError:
             if deadline.expired():
@@ -185,8 +187,8 @@ class Conductor:
 
     # --- before any reservation
 
-    async def _prepare(self, give_back: Callable[[], None]) -> None:
-        """Tokenize, check against the model, compile, make the choices. give_back: the place in the queue."""
+    async def _prepare(self) -> None:
+        """Tokenize, check against the model, compile, make the choices."""
         request, parts = self._asked.request, self._parts
         tokenizer = await parts.text.get(parts.config.timeouts.worker_wait_s)
         identity = await parts.fleet.get_identity(parts.config.timeouts.worker_wait_s)
@@ -214,7 +216,7 @@ class Conductor:
             choice = self._make_choice(replace(key, choice=index), tokenizer, compiled)
             follows = self.runs[0].choice if self.runs else None
             self.runs.append(
-                ChoiceRun(parts, self._asked, identity, choice, follows=follows, on_placed=give_back)
+                ChoiceRun(parts, self._asked, identity, choice, follows=follows, on_placed=self._on_placed)
             )
 
     async def _compile_structure(self, key: SampleKey, tokenizer: Tokenizer) -> Compiled | None:

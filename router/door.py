@@ -11,22 +11,27 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO
 from router.app import RouterApp
+from router.gate import Gate
 from router.summary import refusals_told
 from router.traceparent import traceparent_of
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
-    """Event-loop thread only."""
+    """Event-loop thread only. gate: where each call has got its place."""
 
-    def __init__(self, app: RouterApp) -> None:
+    def __init__(self, app: RouterApp, gate: Gate) -> None:
         self._app = app
+        self._gate = gate
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        place = self._gate.take_place()
         with refusals_told(request.request_id, self._app.metrics):
             asked = GenerateRequest.from_proto(request, self._app.fleet.limits)
-        traceparent = traceparent_of(context.invocation_metadata())
         generation = self._app.generate(
-            asked, deadline_left_s=context.time_remaining(), traceparent=traceparent
+            asked,
+            place=place,
+            deadline_left_s=context.time_remaining(),
+            traceparent=traceparent_of(context.invocation_metadata()),
         )
         stall = _Stall()
         generation.on_stalled = stall.end_write

@@ -38,10 +38,14 @@ class RouterMetrics:
         self.requests = counter("pdserve_requests", "Requests ended, by status.", "status")
         self.requests_running = gauge("pdserve_requests_running", "Requests accepted and not ended.")
         self.queue_length = gauge("pdserve_queue_requests", "Attempts waiting for a pair.")
+        self.queue_places = gauge(
+            "pdserve_queue_places",
+            "Places taken of router.max_queued_requests: arrived, and not yet placed on a pair.",
+        )
         self.queue_tokens = gauge("pdserve_queue_tokens", "Prompt tokens of these.")
         self.refused = counter(
             "pdserve_queue_refused",
-            "Requests refused at once: the queue was full, or they couldn't make their deadline.",
+            "Calls refused at once: no place was free, or they couldn't make their deadline.",
             "reason",
         )
         self.estimate_error_s = histogram(

@@ -25,6 +25,7 @@ from pdserve.tokenizer import Tokenizer
 from router.admin_door import AdminServicer
 from router.app import RouterApp
 from router.door import InferenceServicer
+from router.gate import Gate
 from router.model_folder import load_tokenizer
 from router.model_text import ThreadWork
 from router.structures import NUM_THREADS
@@ -100,13 +101,17 @@ class _Process:
             registry=self._registry,
             on_serving=lambda serving: self._health_changed.set(),
         )
-        self._for_clients, self._for_workers = (
-            make_server(
-                keepalive_s=config.timeouts.keepalive_s,
-                max_message_bytes=config.router.max_message_bytes,
-                random=random,
-            )
-            for _ in range(2)
+        timeouts, max_message_bytes = config.timeouts, config.router.max_message_bytes
+        self._gate = Gate(self._app.admission, self._app.metrics, clock)
+        self._for_clients = make_server(
+            keepalive_s=timeouts.client_keepalive_s,
+            answer_s=timeouts.client_stall_s,
+            max_message_bytes=max_message_bytes,
+            random=random,
+            gates=(self._gate,),
+        )
+        self._for_workers = make_server(
+            keepalive_s=timeouts.keepalive_s, max_message_bytes=max_message_bytes, random=random
         )
         self._guard = RouterGuard(router_id, secret, clock, random)
         self._health = Health(self._for_clients, self._for_workers)
@@ -131,7 +136,7 @@ class _Process:
 
     def _listen_for_clients(self) -> str:
         server = self._for_clients
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._app), server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._app, self._gate), server)
         server.add_generic_rpc_handlers((WrongListener(dict.fromkeys((WORKERS, ADMIN), _WORKERS_LISTEN)),))
         add_reflection(server, (INFERENCE,))
         return bind(server, self._config.router.listen, _LISTEN)

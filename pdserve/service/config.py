@@ -57,7 +57,8 @@ class TimeoutsConfig:
     """How long each wait may last; all are cut to what is left of the client's deadline."""
 
     keepalive_s: float = _positive(
-        1.0, "between an HTTP/2 ping and its answer; a link that was quiet for so long sends PING"
+        1.0,
+        "between an HTTP/2 ping of a worker's session and its answer; a link that was quiet for so long sends PING",
     )
     grant_s: float = _positive(1.0, "from StartDecode to any answer of the decode worker")
     link_s: float = _positive(4.0, "no frame at all from a link's peer; only this ends the link")
@@ -69,8 +70,9 @@ class TimeoutsConfig:
     token_gap_s: float = _positive(10.0, "between two tokens of a running request")
     hold_s: float = _positive(5.0, "how long the cached blocks of an ended lease are evicted last")
     client_stall_s: float = _positive(
-        30.0, "how far a client may fall behind before its request is cancelled"
+        30.0, "how far a client may fall behind, or leave a ping unanswered, before its request is cancelled"
     )
+    client_keepalive_s: float = _positive(10.0, "a client's connection that was quiet for so long is pinged")
     worker_wait_s: float = _positive(30.0, "how long requests wait for a worker of a missing role to join")
     drain_s: float = _positive(60.0, "how long a draining process may take to finish the requests it has")
     request_s: float = _positive(3600.0, "deadline of a request whose client gave none")

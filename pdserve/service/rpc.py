@@ -19,36 +19,60 @@ INFERENCE = "pdserve.rpc.v1.Inference"
 WORKERS = "pdserve.rpc.v1.Workers"
 ADMIN = "pdserve.rpc.v1.Admin"
 
+PING_S = 1.0  # as often do clients of ours ping, if they aren't told otherwise
+MAX_PENDING_CALLS = 65_536  # about 10 KB each
+
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # what a read returns at the end; the stubs don't know it
 
 
-def keepalive_options(keepalive_s: float) -> list[tuple[str, int]]:
-    """Ping after so long without data, and give the answer as long again.
+def keepalive_options(keepalive_s: float, answer_s: float | None = None) -> list[tuple[str, int]]:
+    """Ping after keepalive_s without data, and give the answer answer_s; None = as long again.
 
     Without `ping_timeout_ms` a stopped peer is noticed after 60 s only, whatever keepalive_timeout_ms says.
     """
-    period_ms = max(1, round(keepalive_s * 1000))
+    answer_ms = _milliseconds(keepalive_s if answer_s is None else answer_s)
     return [
-        ("grpc.keepalive_time_ms", period_ms),
-        ("grpc.keepalive_timeout_ms", period_ms),
-        ("grpc.http2.ping_timeout_ms", period_ms),
+        ("grpc.keepalive_time_ms", _milliseconds(keepalive_s)),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.http2.ping_timeout_ms", answer_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
 
-def make_server(*, keepalive_s: float, max_message_bytes: int, random: Random) -> grpc.aio.Server:
-    """A server without services yet; errors of its servicers are mapped by `ErrorInterceptor`."""
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def make_server(
+    *,
+    keepalive_s: float,
+    answer_s: float | None = None,
+    max_message_bytes: int,
+    random: Random,
+    gates: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+) -> grpc.aio.Server:
+    """A server without services yet; errors of its servicers, and of `gates`, are mapped by `ErrorInterceptor`.
+
+    keepalive_s, answer_s  how long a peer may be quiet before it is pinged, and how long its answer may take
+    """
+    # Half of what our own clients and workers send, so that none of them is told "too many pings".
+    least_ms = _milliseconds(min(keepalive_s, PING_S) / 2)
     options: list[tuple[str, Any]] = [
-        *keepalive_options(keepalive_s),
-        # Half of what our own clients send, so that none of them is told "too many pings".
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", max(1, round(keepalive_s * 500))),
-        ("grpc.http2.min_ping_interval_without_data_ms", max(1, round(keepalive_s * 500))),
+        *keepalive_options(keepalive_s, answer_s),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", least_ms),
+        ("grpc.http2.min_ping_interval_without_data_ms", least_ms),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
+        # Calls that nobody has looked at yet. gRPC's own answer to one too many is CANCELLED, by default from 1,000 on:
+        # all but a flood are to get ours. A lower bound on the streams of a connection would only hide the queue: the
+        # rest would wait in the client's library, or end UNAVAILABLE there.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS // 2),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.server_max_unrequested_time_in_server", 3600),
         ("grpc.so_reuseport", 0),  # a second server on the port must fail, not take half of the calls
     ]
-    return grpc.aio.server(interceptors=[ErrorInterceptor(random)], options=options)
+    return grpc.aio.server(interceptors=[ErrorInterceptor(random), *gates], options=options)
 
 
 def bind(server: grpc.aio.Server, address: str, key: str = "router.listen") -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from pdserve import errors
 from pdserve.errors import Code, Failure, PdserveError
@@ -84,6 +85,25 @@ def _milliseconds(value: Any) -> int:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else 1000
 
 
+def reading(behaviour: Callable[..., Any], deserializer: Callable[[bytes], Any] | None) -> Callable[..., Any]:
+    """A behaviour that takes a message's bytes, for one that takes the message.
+
+    gRPC itself would end a call whose message can't be read UNKNOWN; this raises InvalidRequest.
+    """
+    if deserializer is None:
+        return behaviour
+    read = deserializer
+
+    def call(raw: bytes, context: Any) -> Any:
+        try:
+            message = read(raw)
+        except DecodeError:
+            raise errors.InvalidRequest("the message is none of this call's", num_bytes=len(raw)) from None
+        return behaviour(message, context)
+
+    return call
+
+
 class ErrorInterceptor(_Interceptor):
     """Ends every call of a server that raised: ours with its own status, any other as INTERNAL with a short id.
 
@@ -105,10 +125,13 @@ class ErrorInterceptor(_Interceptor):
         for kind, factory in _FACTORIES.items():
             behaviour = getattr(handler, kind)
             if behaviour is not None:
+                deserializer = handler.request_deserializer
+                if not handler.request_streaming:
+                    behaviour, deserializer = reading(behaviour, deserializer), None
                 wrapped = (
                     self._stream(behaviour, method) if "_stream" in kind else self._unary(behaviour, method)
                 )
-                return factory(wrapped, handler.request_deserializer, handler.response_serializer)
+                return factory(wrapped, deserializer, handler.response_serializer)
         return handler
 
     def _unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:

@@ -43,6 +43,7 @@ from pdserve.request import Event, Finished, GenerateRequest, Started, Tokens
 from pdserve.sampling import FinishReason, SamplingParams
 from pdserve.service.config import Config, RouterConfig, TimeoutsConfig
 from pdserve.tokenizer import Tokenizer
+from router.admission import Place
 from router.app import RouterApp
 from router.conductor import Conductor
 from router.model_text import InlineWork, Work
@@ -175,14 +176,19 @@ class Cluster:
             await asyncio.sleep(min(0.5, max(0.0, end_s - self.clock.now_s())))
 
     def generate(
-        self, ids: str | tuple[int, ...] = "hello", *, deadline_left_s: float | None = None, **fields: Any
+        self,
+        ids: str | tuple[int, ...] = "hello",
+        *,
+        place: Place | None = None,
+        deadline_left_s: float | None = None,
+        **fields: Any,
     ) -> Client:
         """A client of one request; sampling fields and request fields by name."""
         names = SamplingParams.__dataclass_fields__
         sampling = SamplingParams(**{"max_tokens": 4} | {k: v for k, v in fields.items() if k in names})
         others = {k: v for k, v in fields.items() if k not in names}
         request = GenerateRequest(input=ids, sampling=sampling, **others)
-        return Client(self.app.generate(request, deadline_left_s=deadline_left_s), self._tasks)
+        return Client(self.app.generate(request, place=place, deadline_left_s=deadline_left_s), self._tasks)
 
 
 class ScriptedWorker:

@@ -41,6 +41,22 @@ async def test_what_the_prefill_worker_says_is_its_part_and_the_rest_is_the_way(
 
 
 @virtual
+async def test_time_between_a_request_s_arrival_and_its_reading_counts_as_queueing() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        place = cluster.app.admission.arrive()
+        await cluster.advance(3.0)
+        client = cluster.generate("hello", place=place, max_tokens=1)
+        start = await d.expect(StartDecode)
+        d.grant(start)
+        p.first(await p.expect(StartPrefill), A, FinishReason.LENGTH, queue_s=0.0, prefill_s=0.0)
+        timings = (await client.end()).finished().timings
+        check_sum(timings)
+        assert timings.queue_ms == pytest.approx(3000, abs=10)
+        assert cluster.app.admission.num_places == 0
+
+
+@virtual
 async def test_a_first_token_that_is_late_or_lost_leaves_its_worker_s_part_no_riddle() -> None:
     async with Cluster() as cluster:
         p, d = await cluster.pair()
