@@ -18,6 +18,11 @@ class Clock(Protocol):
         ...
 
 
+def thread_cpu_s() -> float:
+    """What the calling thread has computed so far: unlike time that passes, not what others do on its core."""
+    return time.thread_time()
+
+
 class SystemClock:
     """The machine's clocks."""
 

@@ -13,6 +13,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from pdserve.chat import check_chat
+from pdserve.children.prover import InlineProver, Prover
 from pdserve.clock import Clock
 from pdserve.errors import (
     Incompatible,
@@ -65,6 +66,7 @@ class RouterApp:
     tokenizer   of router.model, for good; None = the first worker sends it
     work        where tokenizing runs: ThreadWork, or InlineWork under virtual time
     structure_work  where structures are compiled: as `work` if there is none of its own
+    prover      tells beforehand whether they compile within limits; None: nobody is hostile
     on_serving  called when requests become, or cease to be, servable: a pair, or a worker alone, is usable, and the
                 tokenizer is there
     """
@@ -77,6 +79,7 @@ class RouterApp:
         *,
         work: Work,
         structure_work: Work | None = None,
+        prover: Prover | None = None,
         router_id: str = "",
         tokenizer: Tokenizer | None = None,
         registry: CollectorRegistry | None = None,
@@ -103,11 +106,7 @@ class RouterApp:
         self.explanations: deque[Explained] = deque(maxlen=NUM_KEPT)
         self._tasks = asyncio.TaskGroup()
         self._structures = Structures(
-            structure_work or work,
-            self._tasks.create_task,
-            clock,
-            self.metrics,
-            config.router.structure_compile_s,
+            prover or InlineProver(), structure_work or work, self._tasks.create_task, clock, self.metrics
         )
         self._parts = Parts(
             config=config,
@@ -147,7 +146,6 @@ class RouterApp:
         for conductor in tuple(self._conductors.values()):
             conductor.cancel(RequestCancelled("the router stops"))
         self.close_sessions()
-        self._structures.close()
         await self._tasks.__aexit__(kind, error, trace)
 
     # --- workers

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from pdserve.children.prover import ChildProver
+from pdserve.children.server_process import ServerProcess
 from pdserve.clock import Clock, SystemClock
+from pdserve.errors import InvalidRequest, PdserveError
 from pdserve.ids import Random, draw_text_id, system_random
 from pdserve.rpc.v1 import admin_pb2_grpc, inference_pb2_grpc, session_pb2_grpc
 from pdserve.service.config import Config
@@ -21,6 +25,7 @@ from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
 from pdserve.service.secret import read_secret
 from pdserve.service.wrong_listener import WrongListener
+from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.admin_door import AdminServicer
 from router.app import RouterApp
@@ -90,6 +95,15 @@ class _Process:
         self._listening = False
         self._registry = CollectorRegistry()
         self._health_changed = asyncio.Event()
+        self._prover = ChildProver(
+            ServerProcess(clock, os.environ),
+            self._registry,
+            tasks.create_task,
+            clock,
+            memory_bytes=config.children.memory_bytes,
+            limit_s=config.children.compile_s,
+            too_slow=self._too_slow,
+        )
         self._app = RouterApp(
             config,
             clock,
@@ -97,6 +111,7 @@ class _Process:
             router_id=router_id,
             work=work,
             structure_work=structure_work,
+            prover=self._prover,
             tokenizer=tokenizer,
             registry=self._registry,
             on_serving=lambda serving: self._health_changed.set(),
@@ -120,7 +135,7 @@ class _Process:
         http = HttpServer(self._registry, lambda: (), self._not_ready)
         metrics_address = await http.start(self._config.metrics.listen)
         try:
-            async with self._app:
+            async with self._prover, self._app:
                 address, workers_address = self._listen_for_clients(), self._listen_for_workers()
                 await self._for_workers.start()
                 await self._for_clients.start()
@@ -133,6 +148,12 @@ class _Process:
                 await self._drain(health)
         finally:
             http.close()
+
+    def _too_slow(self, structure: Structure) -> PdserveError:
+        return InvalidRequest(
+            f"{structure.kind.value} takes longer to compile than children.compile_s",
+            limit_s=self._config.children.compile_s,
+        )
 
     def _listen_for_clients(self) -> str:
         server = self._for_clients

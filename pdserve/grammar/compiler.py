@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
+from pdserve.clock import thread_cpu_s
 from pdserve.errors import InvalidRequest, RowFailed
 from pdserve.grammar.error_position import (
     grammar_place,
@@ -20,12 +22,14 @@ from pdserve.grammar.matcher import CompiledStructure
 from pdserve.grammar.vocabulary import GrammarVocabulary
 from pdserve.structure import Structure, StructureKind
 
-# The library counts its own steps, so that these bound time, the same on every machine: about a second at most for
-# 64 KiB of schema. The first two bound compiling, the others each mask.
+# The library counts its own steps, so that these cut at the same place on every machine. The first two bound usual
+# compiling to about a second for 64 KiB of schema, but not all of it: a step may be as large as a grammar makes it, so
+# compiling happens in a child process first (pdserve/children). The others bound each mask; a row of an ambiguous
+# grammar costs time in the cube of its items, which are four for each optional property that may come next.
 _LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     initial_lexer_fuel=1_000_000,
-    max_items_in_row=2_000,
+    max_items_in_row=1_300,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
     max_lexer_states=100_000,
@@ -36,16 +40,19 @@ _NOTHING = "NoExtension"
 _SCHEMA_ERROR = "failed to compile JSON schema: "
 
 
-def compile_structure(structure: Structure, vocabulary: GrammarVocabulary) -> CompiledStructure:
+def compile_structure(
+    structure: Structure, vocabulary: GrammarVocabulary, cpu_s: Callable[[], float] = thread_cpu_s
+) -> CompiledStructure:
     """Compile, and try the first mask. Any thread; the interpreter is free meanwhile.
 
+    cpu_s  what the calling thread has computed, which bounds what each token may take
     Raises InvalidRequest: what is wrong and where (JSON pointer, offset, or line and column), which limit it passes,
     or that no text satisfies it.
     """
     matcher = _matcher(to_lark(structure), vocabulary)
     if matcher.is_error():
         raise _error(structure, matcher.get_error(), vocabulary)
-    compiled = CompiledStructure(matcher, vocabulary)
+    compiled = CompiledStructure(matcher, vocabulary, cpu_s)
     try:
         first = compiled.matcher((vocabulary.end_id,)).mask()
     except RowFailed as error:

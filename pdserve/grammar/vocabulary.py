@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -19,10 +20,19 @@ class GrammarVocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises InvalidRequest for a tokenizer whose tokens aren't bytes."""
-        token_bytes = tokenizer.token_bytes()
+        self._take(tokenizer.token_bytes(), sorted(tokenizer.special_ids))
+
+    @classmethod
+    def of_bytes(cls) -> Self:
+        """One token a byte, without a model."""
+        made = cls.__new__(cls)
+        made._take([bytes((value,)) for value in range(256)], ())
+        return made
+
+    def _take(self, token_bytes: Sequence[bytes], special_ids: Sequence[int]) -> None:
         self.end_id = len(token_bytes)
         self.num_words = -(-(self.end_id + 1) // 32)
-        table = _Table([*token_bytes, b"<|end|>"], self.end_id, [*tokenizer.special_ids, self.end_id])
+        table = _Table([*token_bytes, b"<|end|>"], self.end_id, [*special_ids, self.end_id])
         self.tokens = LLTokenizer(table, eos_token=[self.end_id])
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kv_transfer.transports.port import Network
+from pdserve.children.prover import Prove, prove_inline
 from pdserve.clock import Clock
 from pdserve.energy import EnergyMeter
 from pdserve.engine.port import Runner
@@ -45,6 +46,7 @@ class WorkerPorts:
     inbox       makes the way of one sender's messages to the loop: function that takes them in → post
     roles       what makes the core of each role
     background  where structures are compiled
+    prove       whether they compile within limits
     energy      of what the model computes on; None = the machine can't tell
     sleep       between heartbeats; a simulated process that is stopped doesn't return from it
     """
@@ -58,6 +60,7 @@ class WorkerPorts:
     resolver: Resolver
     roles: Roles
     background: Background
+    prove: Prove = prove_inline
     energy: EnergyMeter | None = None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 

@@ -12,7 +12,10 @@ from pathlib import Path
 import structlog
 
 from kv_transfer.transports.stream import StreamNetwork
+from pdserve.children.prover import ChildProver, Prove, prove_in_task
+from pdserve.children.server_process import ServerProcess
 from pdserve.clock import Clock, SystemClock
+from pdserve.errors import PdserveError, WorkerLost
 from pdserve.ids import Epoch, Random, WorkerRef, draw_text_id, system_random
 from pdserve.kv_memory import KvMemory
 from pdserve.messages import Role
@@ -30,6 +33,7 @@ from pdserve.service.lifecycle import EXIT_OK, EXIT_UNSOUND, StopSignals
 from pdserve.service.logs import set_up_logs
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.service.secret import read_secret
+from pdserve.structure import Structure
 from pdserve.worker.background import ThreadBackground
 from pdserve.worker.driver import EventWaiter, LoopInbox, OnDeath, ThreadDriver
 from pdserve.worker.resolver import RouterResolver
@@ -37,6 +41,8 @@ from pdserve.worker.role import Roles
 
 log = structlog.get_logger()
 
+# What a router has proven may take longer on a slower, or busier, machine; then another worker may be quicker.
+_COMPILE_LIMITS = 3
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Bar = AbstractContextManager[ByteProgress | None]
@@ -70,7 +76,11 @@ async def run_worker(
     http = HttpServer(metrics.registry, health.not_alive, health.not_ready)
     metrics_address = await http.start(config.metrics.listen)
     try:
-        async with StopSignals() as stop, asyncio.TaskGroup() as tasks:
+        async with (
+            StopSignals() as stop,
+            asyncio.TaskGroup() as tasks,
+            _make_prover(config, clock, metrics, tasks) as prover,
+        ):
             with make_bar() as bar:
                 inbox = LoopInbox(asyncio.get_running_loop(), health.on_load)
                 progress = LoadProgress(clock, inbox.post, bar)
@@ -90,7 +100,8 @@ async def run_worker(
                 secret=secret,
             )
             dialer = _make_dialer(setup, random, tasks, metrics)
-            ports = _real_ports(setup, clock, random, dialer, roles)
+            prove = prove_in_task(prover, tasks.create_task)
+            ports = _real_ports(setup, clock, random, dialer, roles, prove)
             health.worker = worker = Worker(setup, ports, metrics, role)
             draining = tasks.create_task(_drain_when_asked(worker, stop))
             code = await worker.run()
@@ -169,8 +180,28 @@ def _make_dialer(
     )
 
 
+def _make_prover(
+    config: Config, clock: Clock, metrics: WorkerMetrics, tasks: asyncio.TaskGroup
+) -> ChildProver:
+    limit_s = _COMPILE_LIMITS * config.children.compile_s
+
+    def too_slow(structure: Structure) -> PdserveError:
+        name = structure.kind.value
+        return WorkerLost(f"{name} takes longer to compile here than 3 * children.compile_s", limit_s=limit_s)
+
+    return ChildProver(
+        ServerProcess(clock, os.environ),
+        metrics.registry,
+        tasks.create_task,
+        clock,
+        memory_bytes=config.children.memory_bytes,
+        limit_s=limit_s,
+        too_slow=too_slow,
+    )
+
+
 def _real_ports(
-    setup: WorkerSetup, clock: Clock, random: Random, dialer: GrpcDialer, roles: Roles
+    setup: WorkerSetup, clock: Clock, random: Random, dialer: GrpcDialer, roles: Roles, prove: Prove
 ) -> WorkerPorts:
     config, loop = setup.config, asyncio.get_running_loop()
 
@@ -199,6 +230,7 @@ def _real_ports(
         resolver=RouterResolver(),
         roles=roles,
         background=ThreadBackground("structures"),
+        prove=prove,
         energy=find_energy_meter(clock, setup.model.runner.card.gpus),
     )
 

@@ -134,6 +134,7 @@ class RoleRun:
         )
         self._gate = StartGate(
             setup.model.structures or WorkerStructures(setup.model.tokenizer_files, self._clock),
+            ports.prove,
             ports.background,
             self._to_engine,
             self._answer,

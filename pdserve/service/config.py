@@ -117,9 +117,6 @@ class RouterConfig:
         unit="tokens",
         least=0,
     )
-    structure_compile_s: float = _positive(
-        2.0, "how long a request's schema, regex or grammar may take to compile"
-    )
     max_message_bytes: int = setting(
         64 << 20, "largest gRPC message that routers and workers accept", unit="bytes", least=1 << 16
     )
@@ -247,6 +244,20 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChildrenConfig:
+    """The child processes in which routers and workers run foreign code."""
+
+    compile_s: float = _positive(
+        2.0,
+        "how long a request's schema, regex or grammar may take to compile; on a worker, three times as long",
+    )
+    memory_bytes: int = setting(256 << 20, "what one compile may take", unit="bytes", least=16 << 20)
+
+    def __post_init__(self) -> None:
+        check_fields("children", self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """Logs, on standard error."""
 
@@ -277,6 +288,7 @@ class Config:
     engine: EngineConfig = EngineConfig()
     transport: TransportConfig = TransportConfig()
     cluster: ClusterConfig = ClusterConfig()
+    children: ChildrenConfig = ChildrenConfig()
     log: LogConfig = LogConfig()
     metrics: MetricsConfig = MetricsConfig()
 

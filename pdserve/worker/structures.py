@@ -54,20 +54,23 @@ class WorkerStructures:
         else:
             log.info("vocabulary.read", took_s=round(self._clock.now_s() - begun_s, 3))
 
-    def matcher(self, start: StartPrefill | StartDecode) -> TokenMatcher | PdserveError:
-        """For an attempt, behind the tokens that its request has generated already; or why there can't be one."""
+    def matcher(self, start: StartPrefill | StartDecode, num_bytes: int) -> TokenMatcher | PdserveError:
+        """For an attempt, behind the tokens that its request has generated already; or why there can't be one.
+
+        num_bytes  what its structure takes, compiled
+        """
         structure = start.key.params.structure
         assert structure is not None, "only of a request with a structure"
         try:
             generated = start.token_ids[start.num_prompt_tokens :]
-            return self._compiled(structure).matcher(end_token_ids(start.key), generated)
+            return self._compiled(structure, num_bytes).matcher(end_token_ids(start.key), generated)
         except PdserveError as error:
             return error
         except Exception as error:  # the outermost frame of this work: the worker goes on
             log.error("structure.crashed", handle=start.handle, **start.name.logged, exc_info=error)
             return InvariantViolated("compiling a structure crashed", cause=type(error).__name__)
 
-    def _compiled(self, structure: Structure) -> CompiledStructure:
+    def _compiled(self, structure: Structure, num_bytes: int) -> CompiledStructure:
         vocabulary = self._read_vocabulary()  # first: it says whether there is a library
         from pdserve.grammar.cache import StructureCache
         from pdserve.grammar.compiler import compile_structure
@@ -85,7 +88,7 @@ class WorkerStructures:
             num_bytes=structure.num_bytes,
             took_s=round(self._clock.now_s() - begun_s, 4),
         )
-        self._cache.put(structure, compiled)
+        self._cache.put(structure, compiled, num_bytes)
         return compiled
 
     def _read_vocabulary(self) -> GrammarVocabulary:

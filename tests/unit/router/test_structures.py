@@ -9,6 +9,8 @@ from typing import TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pdserve.children.frames import Proven
+from pdserve.children.prover import InlineProver, Prover
 from pdserve.errors import InvalidRequest, InvariantViolated
 from pdserve.messages import StartDecode, StartPrefill
 from pdserve.request import Resume, ResumeChoice
@@ -16,31 +18,27 @@ from pdserve.sampling import FinishReason
 from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.metrics import RouterMetrics
-from router.model_text import InlineWork
-from router.structures import NUM_THREADS, Structures
+from router.model_text import InlineWork, Work
+from router.structures import Structures
 from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import VirtualLoop
 from tests.unit.router.conversation import A, B, C, until_running
 from tests.unit.router.scripted import Cluster, virtual
 
 T = TypeVar("T")
-LIMIT_S = 2.0
+ENDLESS = Structure.regex("endless")
 TOKENIZER = Tokenizer.fake()
 
 
 class SlowWork:
-    """Takes its time, some more than others. calls: how many were begun, and how many at once at most."""
+    """Takes its time. num_begun: how many calls."""
 
-    def __init__(self, *takes_s: float) -> None:
-        self._takes_s = list(takes_s)
-        self.num_begun = self.num_running = self.most_running = 0
+    def __init__(self) -> None:
+        self.num_begun = 0
 
     async def run(self, call: Callable[[], T], /) -> T:
         self.num_begun += 1
-        self.num_running += 1
-        self.most_running = max(self.most_running, self.num_running)
-        await asyncio.sleep(self._takes_s.pop(0) if self._takes_s else 0.01)
-        self.num_running -= 1
+        await asyncio.sleep(0.01)
         return call()
 
 
@@ -54,11 +52,42 @@ def sample(metrics: RouterMetrics, name: str, **labels: str) -> float:
     return metrics.registry.get_sample_value(name, labels) or 0.0
 
 
+class SlowProver:
+    """Takes its time, and refuses some."""
+
+    def __init__(self, takes_s: float = 0.0) -> None:
+        self._takes_s = takes_s
+        self.num_begun = self.num_given_up = 0
+
+    async def prove(self, structure: Structure) -> Proven:
+        self.num_begun += 1
+        try:
+            await asyncio.sleep(self._takes_s)
+        except asyncio.CancelledError:
+            self.num_given_up += 1
+            raise
+        if structure == ENDLESS:
+            raise InvalidRequest("regex takes longer to compile than children.compile_s", limit_s=2)
+        return Proven(0.001, 4 << 20)
+
+
+def made(
+    tasks: asyncio.TaskGroup, work: Work, prover: Prover | None = None, metrics: RouterMetrics | None = None
+) -> Structures:
+    return Structures(
+        prover or InlineProver(),
+        work,
+        tasks.create_task,
+        clock(),
+        metrics or RouterMetrics(CollectorRegistry()),
+    )
+
+
 @virtual
 async def test_equal_structures_are_compiled_once() -> None:
     async with asyncio.TaskGroup() as tasks:
         work, metrics = SlowWork(), RouterMetrics(CollectorRegistry())
-        structures = Structures(work, tasks.create_task, clock(), metrics, LIMIT_S)
+        structures = made(tasks, work, metrics=metrics)
         asking = [tasks.create_task(structures.compile(Structure.regex("ab?"), TOKENIZER)) for _ in range(5)]
         await asyncio.sleep(1)
         again = await structures.compile(Structure.regex("ab?"), TOKENIZER)
@@ -72,9 +101,7 @@ async def test_equal_structures_are_compiled_once() -> None:
 @virtual
 async def test_whoever_waits_for_a_compile_gets_it_though_the_first_to_ask_has_gone() -> None:
     async with asyncio.TaskGroup() as tasks:
-        structures = Structures(
-            SlowWork(), tasks.create_task, clock(), RouterMetrics(CollectorRegistry()), LIMIT_S
-        )
+        structures = made(tasks, SlowWork())
         first = tasks.create_task(structures.compile(Structure.regex("a"), TOKENIZER))
         await asyncio.sleep(0.015)
         second = tasks.create_task(structures.compile(Structure.regex("a"), TOKENIZER))
@@ -84,47 +111,48 @@ async def test_whoever_waits_for_a_compile_gets_it_though_the_first_to_ask_has_g
 
 
 @virtual
-async def test_what_takes_too_long_is_refused_until_it_is_done_and_not_begun_again() -> None:
+async def test_a_compile_that_nobody_waits_for_is_given_up() -> None:
     async with asyncio.TaskGroup() as tasks:
-        work, metrics = SlowWork(0.5, 10.0), RouterMetrics(CollectorRegistry())
-        structures = Structures(work, tasks.create_task, clock(), metrics, LIMIT_S)
-        for _ in range(2):
-            with pytest.raises(InvalidRequest, match=r"regex takes too long to compile \(limit_s=2, value=2"):
-                await structures.compile(Structure.regex("slow"), TOKENIZER)
-        assert sample(metrics, "pdserve_structures_refused_total", kind="regex") == 2
-        await asyncio.sleep(10)
-        assert (await structures.compile(Structure.regex("slow"), TOKENIZER)).matcher(()) is not None
-        assert work.num_begun == 2
+        prover = SlowProver(takes_s=10.0)
+        structures = made(tasks, SlowWork(), prover)
+        asking = [tasks.create_task(structures.compile(Structure.regex("a"), TOKENIZER)) for _ in range(2)]
+        await asyncio.sleep(5)
+        asking[0].cancel()
+        await asyncio.sleep(1)
+        assert (prover.num_begun, prover.num_given_up) == (1, 0)
+        asking[1].cancel()
+        await asyncio.sleep(1)
+        assert (prover.num_begun, prover.num_given_up) == (1, 1)
 
 
 @virtual
-async def test_no_more_compiles_at_once_than_threads_and_slow_ones_keep_theirs() -> None:
-    """What waits for a thread isn't refused for that: the limit counts from when it has one."""
+async def test_what_is_not_proven_is_never_compiled_here() -> None:
     async with asyncio.TaskGroup() as tasks:
-        work = SlowWork(0.1, 10.0, 10.0, 0.1)
-        structures = Structures(work, tasks.create_task, clock(), RouterMetrics(CollectorRegistry()), LIMIT_S)
-        outcomes: list[tuple[str, int, bool]] = []
+        work, metrics = SlowWork(), RouterMetrics(CollectorRegistry())
+        structures = made(tasks, work, SlowProver(), metrics)
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match=r"takes longer to compile than children.compile_s"):
+                await structures.compile(ENDLESS, TOKENIZER)
+        assert sample(metrics, "pdserve_structures_refused_total", kind="regex") == 2
+        assert work.num_begun == 1  # the vocabulary
 
-        async def compile_one(text: str) -> None:
-            begun_s = clock().now_s()
-            try:
-                await structures.compile(Structure.regex(text), TOKENIZER)
-                outcomes.append((text, round(clock().now_s() - begun_s), True))
-            except InvalidRequest:
-                outcomes.append((text, round(clock().now_s() - begun_s), False))
 
-        async with asyncio.TaskGroup() as asking:
-            for text in "abcd":
-                asking.create_task(compile_one(text))
-        assert sorted(outcomes) == [("a", 2, False), ("b", 2, False), ("c", 10, True), ("d", 10, True)]
-        assert work.most_running == NUM_THREADS
+@virtual
+async def test_what_is_kept_is_bounded_by_what_compiling_took() -> None:
+    """Each takes 4 MiB, says its proof."""
+    async with asyncio.TaskGroup() as tasks:
+        prover = SlowProver()
+        structures = made(tasks, SlowWork(), prover)
+        for text in ("a", *(f"b{number}" for number in range(16)), "a"):
+            await structures.compile(Structure.regex(text), TOKENIZER)
+        assert prover.num_begun == 18  # the first was forgotten: 64 MiB don't hold 17
 
 
 @virtual
 async def test_another_tokenizer_has_another_vocabulary() -> None:
     async with asyncio.TaskGroup() as tasks:
         work = SlowWork()
-        structures = Structures(work, tasks.create_task, clock(), RouterMetrics(CollectorRegistry()), LIMIT_S)
+        structures = made(tasks, work)
         first = await structures.compile(Structure.regex("a"), TOKENIZER)
         assert await structures.compile(Structure.regex("a"), Tokenizer.fake(300)) is not first
         assert work.num_begun == 4
@@ -246,9 +274,7 @@ async def test_resume_with_other_tokens_is_refused() -> None:
 @virtual
 async def test_inline_work_compiles_at_once() -> None:
     async with asyncio.TaskGroup() as tasks:
-        structures = Structures(
-            InlineWork(), tasks.create_task, clock(), RouterMetrics(CollectorRegistry()), LIMIT_S
-        )
+        structures = made(tasks, InlineWork())
         compiled = await structures.compile(Structure.choices(["a"]), TOKENIZER)
         matcher = compiled.matcher((), (A,))
         assert matcher.is_complete

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from pdserve.children.prover import prove_inline
 from pdserve.errors import Draining
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
@@ -51,7 +52,11 @@ class Bench:
         self.forwarded: list[FromSession] = []
         self.answers: list[tuple[int, Up]] = []
         self.gate = StartGate(
-            WorkerStructures(FILES, VirtualClock()), self.background, self._forward, self._answer
+            WorkerStructures(FILES, VirtualClock()),
+            prove_inline,
+            self.background,
+            self._forward,
+            self._answer,
         )
 
     def _forward(self, message: object) -> None:
@@ -120,6 +125,7 @@ def test_a_worker_without_a_tokenizer_says_so() -> None:
     answers: list[Up] = []
     gate = StartGate(
         WorkerStructures({}, VirtualClock()),
+        prove_inline,
         at_once,
         lambda message: None,
         lambda session_id, message: answers.append(message),
