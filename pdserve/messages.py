@@ -1,16 +1,16 @@
-"""Messages of a session between router and worker, as our code sees them.
+"""Messages of a session between router and worker, as our code sees them; `pdserve.rpc` writes and reads them.
 
-`pdserve.rpc.convert` turns them into protobuf and back; the in-memory session passes them as they are. A handle
-(64 bit, drawn by the router, never reused) names one (request, choice, attempt). Positions are indices into the
-sequence's ids, prompt included. Durations are seconds of the sender's clock; no timestamp crosses the wire.
+A handle (64 bit, drawn by the router, never reused) names one (request, choice, attempt). Positions are indices into
+the sequence's ids, prompt included. Durations are seconds of the sender's clock; no timestamp crosses the wire.
 
-`check` methods, and the functions in `Annotated`, are asked about each message that comes from another process.
+`check` methods and functions in `Annotated` are asked about messages from other processes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
@@ -193,7 +193,7 @@ Down = (
 class Hello:
     """Who joins: identity, role, addresses, and all that must fit between two workers of a pair.
 
-    wire  the version that the sender speaks; None = 1.0, which didn't say it
+    wire  the version that the sender speaks; None = 1.0, which didn't say it. timeouts: seconds by name
     """
 
     worker: WorkerRef
@@ -219,6 +219,7 @@ class Hello:
     wire: WireVersion | None = None
     tp_rank: int = 0
     tp_size: int = 1
+    timeouts: Mapping[str, float] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raises InvalidRequest."""

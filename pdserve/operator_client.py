@@ -8,12 +8,15 @@ from typing import Any, Self
 
 from pdserve.ids import Epoch, WorkerRef, system_random
 from pdserve.messages import Role
+from pdserve.probe import PAIR_PROBE, PairProbe
 from pdserve.rpc.v1 import admin_pb2
 from pdserve.rpc.v1.admin_pb2_grpc import AdminStub
+from pdserve.rpc.v1.inference_pb2 import GetStatusRequest
 from pdserve.rpc.values import ROLES
 from pdserve.service.peer_proof import WorkerProof
 from pdserve.service.proven_call import open_proven
 from pdserve.service.targets import Targets
+from pdserve.status import CLUSTER_STATUS, ClusterStatus
 
 _ADMIT_S = 10.0  # how long a router may take to let an operator in
 _OPERATOR = WorkerRef("operator", Epoch(0, 0))  # whose proof of the cluster secret it is
@@ -58,13 +61,34 @@ class OperatorClient:
         """Let a worker serve what it has, and end; otherwise as set_role."""
         await self._ask("DrainWorker", admin_pb2.DrainWorkerRequest(worker_id=worker_id, force=force))
 
-    async def _ask(self, method: str, message: Any) -> None:
+    async def status(self) -> ClusterStatus:
+        """Workers, pairs and queue as the router sees them."""
+        return CLUSTER_STATUS.read(await self._ask("GetStatus", GetStatusRequest()))
+
+    async def probe_pair(
+        self, prefill_worker: str, decode_worker: str, num_tokens: int, *, deadline_s: float
+    ) -> PairProbe:
+        """Compute a drawn prompt of so many tokens on one pair and hand it over.
+
+        Raises UnknownWorker; NoWorker if the pair takes no requests now; otherwise what a request may end with.
+        """
+        message = admin_pb2.ProbePairRequest(
+            prefill_worker=prefill_worker, decode_worker=decode_worker, num_tokens=num_tokens
+        )
+        return PAIR_PROBE.read(await self._ask("ProbePair", message, deadline_s))
+
+    async def _ask(self, method: str, message: Any, deadline_s: float | None = None) -> Any:
         proof = WorkerProof(_OPERATOR, self._secret, system_random())
 
-        async def ask_one(target: str) -> None:
+        async def ask_one(target: str) -> Any:
             call = getattr(AdminStub(self._targets.channel(target)), method)
-            await (
-                await open_proven(lambda metadata: call(message, metadata=metadata), proof, target, _ADMIT_S)
+            return await (
+                await open_proven(
+                    lambda metadata: call(message, metadata=metadata, timeout=deadline_s),
+                    proof,
+                    target,
+                    _ADMIT_S,
+                )
             )
 
-        await self._targets.ask(ask_one)
+        return await self._targets.ask(ask_one)

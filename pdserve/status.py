@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pdserve.block_messages import BlockCounts
 from pdserve.figures import NOTHING_COUNTED, RouterFigures
@@ -27,7 +28,9 @@ class ModelInfo:
 class WorkerStatus:
     """One worker as a router knows it; blocks and figures are of its newest load report.
 
-    state  "up", "hung" (it lives, but its engine doesn't step) or "draining"
+    state     "up", "hung" (it lives, but its engine doesn't step) or "draining"
+    wire      the version of sessions that it speaks
+    timeouts  its own, seconds by their names in the configuration; empty: an older worker, which doesn't tell them
     """
 
     id: str
@@ -44,6 +47,8 @@ class WorkerStatus:
     metrics_address: str
     numerics: str
     num_steps: int
+    wire: str = ""
+    timeouts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,7 @@ class ClusterStatus:
     queue: QueueStatus
     placements: tuple[PlacementStatus, ...] = ()
     figures: RouterFigures = NOTHING_COUNTED
+    timeouts: Mapping[str, float] = field(default_factory=dict)
 
 
 MODEL_INFO = compile_converter(ModelInfo, pb.GetModelResponse)

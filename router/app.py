@@ -250,12 +250,14 @@ class RouterApp:
         place: Place | None = None,
         deadline_left_s: float | None = None,
         traceparent: str = "",
+        only: tuple[str, str] | None = None,
     ) -> Conductor:
         """Accept one request and begin it; what only the model can tell of it is raised by the first event.
 
         place            taken when the request arrived; None = it arrives now
         deadline_left_s  seconds that the client gives; None = timeouts.request_s
         traceparent      of the client's call, for logs
+        only             (prefill id, decode id) that alone may serve it; None = any
         Raises InvalidRequest at once for a request that breaks a rule, or whose id runs already; Overloaded or
         Draining if the router takes no more.
         """
@@ -274,6 +276,7 @@ class RouterApp:
             received_s=place.received_s,
             deadline_s=self._clock.now_s() + deadline_left_s,
             clock=self._clock,
+            only=only,
         )
         conductor = self._conductors[request_id] = Conductor(self._parts, asked, place.give_back)
         self._idle.clear()
@@ -341,6 +344,7 @@ class RouterApp:
             len(self._conductors),
             placements,
             self.metrics.figures(now_s),
+            self._config.timeouts.seconds,
         )
 
     # --- readiness and drain

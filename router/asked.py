@@ -11,7 +11,10 @@ from pdserve.request import GenerateRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
-    """received_s and deadline_s are moments of the router's clock; traceparent is for logs."""
+    """received_s and deadline_s are moments of the router's clock; traceparent is for logs.
+
+    only  (prefill id, decode id) that alone may serve it; None = any
+    """
 
     request: GenerateRequest
     request_id: str
@@ -19,6 +22,7 @@ class Asked:
     received_s: float
     deadline_s: float
     clock: Clock
+    only: tuple[str, str] | None = None
 
     def left_s(self) -> float:
         """Seconds that the client still gives."""

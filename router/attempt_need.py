@@ -18,6 +18,7 @@ class Need:
     identity    the model that the ids are of
     num_tokens  ids of the attempt; max_total_tokens: prompt + max_tokens, what the window must hold
     avoid       (prefill id or "", decode id) -> how often this request failed there
+    only        such a pair that alone may be taken
     prefer      such a pair that is taken if it is possible at all (later choices of one request)
     kept_on     a prefill worker that may still hold the blocks of an earlier attempt, and how many tokens of them
     takes_hits  False: all of it is computed, cached or not (prompt logprobs)
@@ -28,6 +29,7 @@ class Need:
     max_total_tokens: int
     cache_salt: str = ""
     avoid: dict[tuple[str, str], int] = field(default_factory=dict)
+    only: tuple[str, str] | None = None
     prefer: tuple[str, str] | None = None
     kept_on: tuple[WorkerRef, int] | None = None
     takes_hits: bool = True

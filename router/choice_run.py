@@ -196,6 +196,7 @@ class ChoiceRun:
                 max_total_tokens=choice.num_prompt_tokens + choice.key.max_tokens,
                 cache_salt=asked.request.cache_salt,
                 avoid=self._faults,
+                only=asked.only,
                 prefer=None if self._follows is None else self._follows.pair,
                 kept_on=self._kept_on,
                 takes_hits=not choice.asks_for_scores,

@@ -23,7 +23,7 @@ class Operators:
 
     def set_role(self, worker_id: str, role: Role, *, force: bool = False) -> None:
         """Drain, then rejoin in another role. Raises UnknownWorker, or InvalidRequest with the reason."""
-        member = self._find(worker_id)
+        member = self.find(worker_id)
         if member.hello.role is role:
             raise InvalidRequest("the worker has this role already", worker=worker_id, role=role.value)
         self._check_not_last(member, force)
@@ -35,13 +35,14 @@ class Operators:
 
     def drain(self, worker_id: str, *, force: bool = False) -> None:
         """Serve what is in hand, then end. Raises UnknownWorker, or InvalidRequest which says why not."""
-        member = self._find(worker_id)
+        member = self.find(worker_id)
         self._check_not_last(member, force)
         log.info("worker.drain", worker=worker_id, role=member.hello.role.value, force=force)
         member.send(Drain())
         self._fleet.mark_draining(member)
 
-    def _find(self, worker_id: str) -> Member:
+    def find(self, worker_id: str) -> Member:
+        """A worker that has joined. Raises UnknownWorker."""
         member = self._fleet.get(worker_id)
         if member is None:
             known = ", ".join(each.id for each in self._fleet.members[:16]) or "none"

@@ -152,6 +152,8 @@ class Placer:
         self, need: Need, prefill: Member | None, decode: Member, *, pairs_exist: bool
     ) -> tuple[str, bool]:
         """Why this candidate can't be taken, "" if it can; and whether that is for this request only."""
+        if need.only is not None and need.only != ("" if prefill is None else prefill.id, decode.id):
+            return f"only {need.only[0]} > {need.only[1]} is asked for", True
         for member in (prefill, decode):
             if member is None:
                 continue

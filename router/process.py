@@ -90,6 +90,7 @@ class _Process:
         stop_grace_s: float,
     ) -> None:
         self._config = config
+        self._random = random
         self._stop_grace_s = stop_grace_s
         self._tasks = tasks
         self._listening = False
@@ -171,7 +172,7 @@ class _Process:
             count_unknown=self._app.metrics.count_unknown,
         )
         session_pb2_grpc.add_WorkersServicer_to_server(workers, server)
-        admin = AdminServicer(self._app.operators, self._guard)
+        admin = AdminServicer(self._app, self._guard, self._random)
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
         server.add_generic_rpc_handlers((WrongListener({INFERENCE: _LISTEN}),))
         add_reflection(server, (WORKERS, ADMIN))

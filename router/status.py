@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pdserve.block_messages import BlockCounts
 from pdserve.figures import RouterFigures
@@ -14,6 +14,7 @@ from pdserve.status import (
     QueueStatus,
     WorkerStatus,
 )
+from pdserve.wire_version import FIRST, text
 from router.admission import Admission
 from router.explain import NUM_KEPT, Explained, Verdict
 from router.fleet import Fleet
@@ -30,6 +31,7 @@ def read_status(
     num_requests: int,
     placements: tuple[PlacementStatus, ...],
     figures: RouterFigures,
+    timeouts: Mapping[str, float],
 ) -> ClusterStatus:
     """As it is now. num_requests: accepted and not ended."""
     pairs = tuple(
@@ -56,6 +58,7 @@ def read_status(
         ),
         placements=placements,
         figures=figures,
+        timeouts=timeouts,
     )
 
 
@@ -117,4 +120,6 @@ def _worker(member: Member) -> WorkerStatus:
         metrics_address=member.hello.metrics_address,
         numerics=member.hello.numerics,
         num_steps=member.liveness.num_steps,
+        wire=text(member.hello.wire or FIRST),
+        timeouts=member.hello.timeouts,
     )

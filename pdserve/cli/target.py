@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pdserve.service.address import is_loopback, split_address
 from pdserve.service.local_secret import local_secret_file
@@ -14,6 +14,8 @@ from pdserve.service.secret import read_secret
 if TYPE_CHECKING:  # grpc takes a quarter of a second: only commands that really run pay for it
     from pdserve.client import Client
     from pdserve.operator_client import OperatorClient
+
+T = TypeVar("T")
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_OPERATORS_TARGET = "127.0.0.1:50052"
@@ -41,6 +43,11 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="also if no other worker that takes work has its role"
     )
+    add_operators(parser)
+
+
+def add_operators(parser: argparse.ArgumentParser) -> None:
+    """Where operators reach the router, and what lets them ask."""
     parser.add_argument(
         "--secret-file",
         default="",
@@ -62,9 +69,9 @@ def open_client(arguments: argparse.Namespace) -> Client:
 
 
 def ask_operators(
-    arguments: argparse.Namespace, ask: Callable[[OperatorClient], Coroutine[Any, Any, None]]
-) -> None:
-    """Ask once, with the cluster's secret if it has one.
+    arguments: argparse.Namespace, ask: Callable[[OperatorClient], Coroutine[Any, Any, T]]
+) -> T:
+    """Ask, with the cluster's secret if it has one; what `ask` returns.
 
     Raises InvalidRequest for what is no address, ConfigError for a --secret-file that can't be used, and what the
     answer says.
@@ -73,11 +80,11 @@ def ask_operators(
     secret = read_secret(arguments.secret_file or _local_secret_of(targets))
     from pdserve.operator_client import OperatorClient
 
-    async def run() -> None:
+    async def run() -> T:
         async with OperatorClient(targets, secret=secret) as operator:
-            await ask(operator)
+            return await ask(operator)
 
-    asyncio.run(run())
+    return asyncio.run(run())
 
 
 def _local_secret_of(targets: Sequence[str]) -> str:

@@ -256,6 +256,7 @@ class RoleRun:
             host_id=setup.host_id,
             draining=self._draining,
             wire=announced(setup.config.cluster.wire_minor),
+            timeouts=setup.config.timeouts.seconds,
         )
 
     # --- its life

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,6 +53,21 @@ def _positive(default: float, doc: str) -> float:
     return setting(default, doc, unit="s", least=0.001, most=86_400.0)
 
 
+_RISING = ("keepalive_s", "link_s", "lease_s", "handoff_s", "token_gap_s")  # of the first, twice
+
+
+def out_of_order(seconds: Mapping[str, float]) -> str:
+    """What is wrong with time-outs that must rise, by name, perhaps of several processes; "" if nothing is.
+
+    The one further in must end first, so that what is lost is noticed by who can say what.
+    """
+    values = [seconds[name] * (2 if name == _RISING[0] else 1) for name in _RISING]
+    if all(low < high for low, high in itertools.pairwise(values)):
+        return ""
+    shown = ", ".join(f"{seconds[name]:g}" for name in _RISING)
+    return f"must keep the order 2*{' < '.join(_RISING)}, got 2*{shown}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutsConfig:
     """How long each wait may last; all are cut to what is left of the client's deadline."""
@@ -80,12 +96,13 @@ class TimeoutsConfig:
 
     def __post_init__(self) -> None:
         check_fields("timeouts", self)
-        if not 2 * self.keepalive_s < self.link_s < self.lease_s < self.handoff_s < self.token_gap_s:
-            raise ConfigError(
-                "timeouts must keep the order 2*keepalive_s < link_s < lease_s < handoff_s < token_gap_s, "
-                f"got 2*{self.keepalive_s:g}, {self.link_s:g}, {self.lease_s:g}, {self.handoff_s:g}, "
-                f"{self.token_gap_s:g}"
-            )
+        if problem := out_of_order(self.seconds):
+            raise ConfigError(f"timeouts {problem}")
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """All of them by name, as other processes are told."""
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

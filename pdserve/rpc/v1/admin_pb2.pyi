@@ -95,3 +95,61 @@ class DrainWorkerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainWorkerResponse: _TypeAlias = DrainWorkerResponse  # noqa: Y015
+
+@_typing.final
+class ProbePairRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_WORKER_FIELD_NUMBER: _builtins.int
+    DECODE_WORKER_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    prefill_worker: _builtins.str
+    decode_worker: _builtins.str
+    num_tokens: _builtins.int
+    """of the prompt; cut to the window"""
+    def __init__(
+        self,
+        *,
+        prefill_worker: _builtins.str = ...,
+        decode_worker: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "num_tokens", b"num_tokens", "prefill_worker", b"prefill_worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbePairRequest: _TypeAlias = ProbePairRequest  # noqa: Y015
+
+@_typing.final
+class ProbePairResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_KV_BYTES_FIELD_NUMBER: _builtins.int
+    TRANSFER_S_FIELD_NUMBER: _builtins.int
+    TTFT_S_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    num_prompt_tokens: _builtins.int
+    num_kv_bytes: _builtins.int
+    transfer_s: _builtins.float
+    """in which these arrived"""
+    ttft_s: _builtins.float
+    transport: _builtins.str
+    def __init__(
+        self,
+        *,
+        num_prompt_tokens: _builtins.int = ...,
+        num_kv_bytes: _builtins.int = ...,
+        transfer_s: _builtins.float = ...,
+        ttft_s: _builtins.float = ...,
+        transport: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_kv_bytes", b"num_kv_bytes", "num_prompt_tokens", b"num_prompt_tokens", "transfer_s", b"transfer_s", "transport", b"transport", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbePairResponse: _TypeAlias = ProbePairResponse  # noqa: Y015

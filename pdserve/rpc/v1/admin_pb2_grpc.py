@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from pdserve.rpc.v1 import admin_pb2 as pdserve_dot_rpc_dot_v1_dot_admin__pb2
+from pdserve.rpc.v1 import inference_pb2 as pdserve_dot_rpc_dot_v1_dot_inference__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -44,6 +45,16 @@ class AdminStub(object):
                 request_serializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/pdserve.rpc.v1.Admin/GetStatus',
+                request_serializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
+        self.ProbePair = channel.unary_unary(
+                '/pdserve.rpc.v1.Admin/ProbePair',
+                request_serializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairRequest.SerializeToString,
+                response_deserializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -64,6 +75,22 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStatus(self, request, context):
+        """As Inference.GetStatus, for operators who aren't clients.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProbePair(self, request, context):
+        """Computes a drawn prompt on one pair and hands it over, as for any request: real blocks over the real link, with its
+        checksums. NOT_FOUND: no such worker here. UNAVAILABLE: the pair takes no requests now, and why. Otherwise what a
+        request would end with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +103,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.DrainWorkerRequest.FromString,
                     response_serializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.GetStatusRequest.FromString,
+                    response_serializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'ProbePair': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbePair,
+                    request_deserializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairRequest.FromString,
+                    response_serializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +169,60 @@ class Admin(object):
             '/pdserve.rpc.v1.Admin/DrainWorker',
             pdserve_dot_rpc_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
             pdserve_dot_rpc_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.rpc.v1.Admin/GetStatus',
+            pdserve_dot_rpc_dot_v1_dot_inference__pb2.GetStatusRequest.SerializeToString,
+            pdserve_dot_rpc_dot_v1_dot_inference__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbePair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.rpc.v1.Admin/ProbePair',
+            pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairRequest.SerializeToString,
+            pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairResponse.FromString,
             options,
             channel_credentials,
             insecure,

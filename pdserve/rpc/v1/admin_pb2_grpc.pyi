@@ -6,6 +6,7 @@ Operators' requests to a router. If the cluster has a secret, a caller must prov
 from collections import abc as _abc
 from grpc import aio as _aio
 from pdserve.rpc.v1 import admin_pb2 as _admin_pb2
+from pdserve.rpc.v1 import inference_pb2 as _inference_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -37,6 +38,13 @@ class AdminStub:
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
     """Makes a worker finish the requests it has and exit. Errors as above."""
+    GetStatus: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetStatusRequest, _inference_pb2.GetStatusResponse]
+    """As Inference.GetStatus, for operators who aren't clients."""
+    ProbePair: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ProbePairRequest, _admin_pb2.ProbePairResponse]
+    """Computes a drawn prompt on one pair and hands it over, as for any request: real blocks over the real link, with its
+    checksums. NOT_FOUND: no such worker here. UNAVAILABLE: the pair takes no requests now, and why. Otherwise what a
+    request would end with.
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -47,6 +55,13 @@ class AdminAsyncStub(AdminStub):
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Makes a worker finish the requests it has and exit. Errors as above."""
+    GetStatus: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetStatusRequest, _inference_pb2.GetStatusResponse]  # type: ignore[assignment]
+    """As Inference.GetStatus, for operators who aren't clients."""
+    ProbePair: _aio.UnaryUnaryMultiCallable[_admin_pb2.ProbePairRequest, _admin_pb2.ProbePairResponse]  # type: ignore[assignment]
+    """Computes a drawn prompt on one pair and hands it over, as for any request: real blocks over the real link, with its
+    checksums. NOT_FOUND: no such worker here. UNAVAILABLE: the pair takes no requests now, and why. Otherwise what a
+    request would end with.
+    """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -66,5 +81,24 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_pb2.DrainWorkerResponse]]:
         """Makes a worker finish the requests it has and exit. Errors as above."""
+
+    @_abc_1.abstractmethod
+    def GetStatus(
+        self,
+        request: _inference_pb2.GetStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.GetStatusResponse, _abc.Awaitable[_inference_pb2.GetStatusResponse]]:
+        """As Inference.GetStatus, for operators who aren't clients."""
+
+    @_abc_1.abstractmethod
+    def ProbePair(
+        self,
+        request: _admin_pb2.ProbePairRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ProbePairResponse, _abc.Awaitable[_admin_pb2.ProbePairResponse]]:
+        """Computes a drawn prompt on one pair and hands it over, as for any request: real blocks over the real link, with its
+        checksums. NOT_FOUND: no such worker here. UNAVAILABLE: the pair takes no requests now, and why. Otherwise what a
+        request would end with.
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1060,6 +1060,26 @@ Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TimeoutsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKERS_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
@@ -1067,6 +1087,7 @@ class GetStatusResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
+    TIMEOUTS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     draining: _builtins.bool
     @_builtins.property
@@ -1081,6 +1102,10 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def figures(self) -> Global___RouterFigures: ...
+    @_builtins.property
+    def timeouts(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """the router's own, in seconds, by their names in the configuration"""
+
     def __init__(
         self,
         *,
@@ -1091,10 +1116,11 @@ class GetStatusResponse(_message.Message):
         draining: _builtins.bool = ...,
         placements: _abc.Iterable[Global___Placement] | None = ...,
         figures: Global___RouterFigures | None = ...,
+        timeouts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "figures", b"figures", "pairs", b"pairs", "placements", b"placements", "queue", b"queue", "router_id", b"router_id", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "figures", b"figures", "pairs", b"pairs", "placements", b"placements", "queue", b"queue", "router_id", b"router_id", "timeouts", b"timeouts", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1319,6 +1345,26 @@ Global___BlockCounts: _TypeAlias = BlockCounts  # noqa: Y015
 class WorkerStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TimeoutsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
@@ -1333,6 +1379,8 @@ class WorkerStatus(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
+    TIMEOUTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _builtins.str
     epoch: _builtins.str
@@ -1347,8 +1395,14 @@ class WorkerStatus(_message.Message):
     metrics_address: _builtins.str
     numerics: _builtins.str
     num_steps: _builtins.int
+    wire: _builtins.str
+    """the version of the sessions that it speaks"""
     @_builtins.property
     def blocks(self) -> Global___BlockCounts: ...
+    @_builtins.property
+    def timeouts(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """its own, as above; empty = an older worker, which doesn't tell them"""
+
     def __init__(
         self,
         *,
@@ -1366,10 +1420,12 @@ class WorkerStatus(_message.Message):
         metrics_address: _builtins.str = ...,
         numerics: _builtins.str = ...,
         num_steps: _builtins.int = ...,
+        wire: _builtins.str = ...,
+        timeouts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "epoch", b"epoch", "id", b"id", "metrics_address", b"metrics_address", "num_cache_hit_tokens", b"num_cache_hit_tokens", "num_cache_query_tokens", b"num_cache_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "numerics", b"numerics", "role", b"role", "role_generation", b"role_generation", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "epoch", b"epoch", "id", b"id", "metrics_address", b"metrics_address", "num_cache_hit_tokens", b"num_cache_hit_tokens", "num_cache_query_tokens", b"num_cache_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "numerics", b"numerics", "role", b"role", "role_generation", b"role_generation", "state", b"state", "timeouts", b"timeouts", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -648,6 +648,26 @@ Global___Up: _TypeAlias = Up  # noqa: Y015
 class Hello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TimeoutsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKER_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     ROLE_GENERATION_FIELD_NUMBER: _builtins.int
@@ -671,6 +691,7 @@ class Hello(_message.Message):
     HOST_ID_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
+    TIMEOUTS_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     role_generation: _builtins.int
     model: _builtins.str
@@ -702,6 +723,10 @@ class Hello(_message.Message):
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def wire(self) -> Global___WireVersion: ...
+    @_builtins.property
+    def timeouts(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """its own, in seconds, by their names in the configuration"""
+
     def __init__(
         self,
         *,
@@ -728,10 +753,11 @@ class Hello(_message.Message):
         host_id: _builtins.str = ...,
         draining: _builtins.bool = ...,
         wire: Global___WireVersion | None = ...,
+        timeouts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wire", b"wire", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_seed", b"cache_seed", "deterministic", b"deterministic", "draining", b"draining", "eos_token_ids", b"eos_token_ids", "host_id", b"host_id", "kv_addresses", b"kv_addresses", "kv_layout_json", b"kv_layout_json", "metrics_address", b"metrics_address", "model", b"model", "num_blocks", b"num_blocks", "numerics", b"numerics", "role", b"role", "role_generation", b"role_generation", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tp_rank", b"tp_rank", "tp_size", b"tp_size", "transports", b"transports", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "window_tokens", b"window_tokens", "wire", b"wire", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_seed", b"cache_seed", "deterministic", b"deterministic", "draining", b"draining", "eos_token_ids", b"eos_token_ids", "host_id", b"host_id", "kv_addresses", b"kv_addresses", "kv_layout_json", b"kv_layout_json", "metrics_address", b"metrics_address", "model", b"model", "num_blocks", b"num_blocks", "numerics", b"numerics", "role", b"role", "role_generation", b"role_generation", "timeouts", b"timeouts", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tp_rank", b"tp_rank", "tp_size", b"tp_size", "transports", b"transports", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "window_tokens", b"window_tokens", "wire", b"wire", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,7 @@ from pdserve.service.peer_proof import ROUTER_KEY
 from pdserve.service.rpc_errors import status_of
 
 WINDOW_TOKENS = 64
+Order = admin_pb2.SetRoleRequest | admin_pb2.DrainWorkerRequest | admin_pb2.ProbePairRequest
 
 
 def num_characters(chat: pb.Chat) -> int:
@@ -37,7 +38,7 @@ class ScriptedRouter(InferenceServicer, AdminServicer):
         )
         self.cancelled = threading.Event()
         self.requests: list[pb.GenerateRequest] = []
-        self.orders: list[admin_pb2.SetRoleRequest | admin_pb2.DrainWorkerRequest] = []
+        self.orders: list[Order] = []
         self._has_template = has_template
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         add_InferenceServicer_to_server(self, self._server)
@@ -115,6 +116,8 @@ class ScriptedRouter(InferenceServicer, AdminServicer):
         )
 
     def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802
+        """For clients, and for operators."""
+        context.send_initial_metadata(((ROUTER_KEY, "router-1"),))
         return pb.GetStatusResponse(
             router_id="router-1",
             workers=[
@@ -155,9 +158,17 @@ class ScriptedRouter(InferenceServicer, AdminServicer):
         self._take_order(request, context)
         return admin_pb2.DrainWorkerResponse()
 
-    def _take_order(
-        self, order: admin_pb2.SetRoleRequest | admin_pb2.DrainWorkerRequest, context: Any
-    ) -> None:
+    def ProbePair(self, request: admin_pb2.ProbePairRequest, context: Any) -> admin_pb2.ProbePairResponse:  # noqa: N802
+        self._take_order(request, context)
+        return admin_pb2.ProbePairResponse(
+            num_prompt_tokens=request.num_tokens,
+            num_kv_bytes=1000 * request.num_tokens,
+            transfer_s=0.5e-3 * request.num_tokens,
+            ttft_s=0.25,
+            transport="memfd",
+        )
+
+    def _take_order(self, order: Order, context: Any) -> None:
         context.send_initial_metadata(((ROUTER_KEY, "router-1"),))
         self.orders.append(order)
         if self.refuse is not None:

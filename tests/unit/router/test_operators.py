@@ -96,7 +96,7 @@ async def admin_door(secret: bytes | None) -> AsyncIterator[tuple[str, MemoryWir
     wire = MemoryWire(asyncio.get_running_loop().call_later, lambda: 0.0, worker="d0")
     server = make_server(keepalive_s=1.0, max_message_bytes=1 << 20, random=source)
     guard = RouterGuard("r0", secret, SystemClock(), source)
-    add_AdminServicer_to_server(AdminServicer(app.operators, guard), server)
+    add_AdminServicer_to_server(AdminServicer(app, guard, source), server)
     address = bind(server, "127.0.0.1:0")
     await server.start()
     async with asyncio.timeout(LIMIT_S), app, asyncio.TaskGroup() as tasks:
