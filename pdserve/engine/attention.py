@@ -53,8 +53,8 @@ class StepAttention(Protocol):
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """Store this layer's K and V of the step's tokens, then attend.
 
-        qkv      [tokens, (heads + 2 · kv_heads) · head_dim] float32, queries and keys rotated; in deterministic mode
-                 there may be rows behind the last span's
+        qkv      [tokens, (heads + 2 · kv_heads) · head_dim] float32, queries and keys rotated; there may be rows
+                 behind the last span's
         returns  [tokens, heads · head_dim] float32, zero in such rows; overwritten by the next call
         """
         ...
@@ -119,15 +119,19 @@ def writer_of(pool: KvPool, spans: Sequence[Span]) -> KvWriter:
 class BatchedAttention:
     """The fast form: as few kernels as the step's rows allow."""
 
-    def __init__(self, pool: KvPool, spans: Sequence[Span], heads: Heads, compute: torch.dtype) -> None:
+    def __init__(
+        self, pool: KvPool, spans: Sequence[Span], heads: Heads, compute: torch.dtype, num_rows: int
+    ) -> None:
         """What layers share is made here.
 
         spans     single-token rows first, ordered by `end`; then chunks
+        num_rows  tokens, and rows behind them that stay zero
         compute   dtype in which chunks multiply: bfloat16 where the CPU does that faster
         """
         self._writer = writer_of(pool, spans)
         self._heads = heads
-        self._outputs = torch.zeros(sum(span.length for span in spans), heads.query_width)
+        self._num_tokens = sum(span.length for span in spans)
+        self._outputs = torch.zeros(num_rows, heads.query_width)
         num_single = sum(1 for span in spans if span.length == 1)
         self._parts: dict[int, list[_DecodeGroup | _Chunk]] = {}
         for window in heads.kinds:
@@ -138,7 +142,7 @@ class BatchedAttention:
             ]
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        self._writer.write(layer, qkv[:, self._heads.query_width :])
+        self._writer.write(layer, qkv[: self._num_tokens, self._heads.query_width :])
         for part in self._parts[self._heads.window(layer)]:
             part.attend(layer, qkv)
         return self._outputs

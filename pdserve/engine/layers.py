@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdserve.engine.kernel_caches import rounded_rows
 from pdserve.engine.numerics import LinearKind, Precision
 from pdserve.engine.row_tiles import RowSubject
 
@@ -44,7 +45,11 @@ class OneDnnLinear:
         self._linear = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._linear(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
+        num_rows = len(x)
+        num_missing = rounded_rows(num_rows) - num_rows
+        if num_missing:
+            x = functional.pad(x, (0, 0, 0, num_missing))
+        return self._linear(x, self._packed, self._bias, "none", [], "")[:num_rows]  # type: ignore[no-any-return]
 
 
 class HalfLinear:

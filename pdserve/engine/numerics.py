@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pdserve import __version__
+from pdserve.engine.kernel_caches import rounded_rows
 from pdserve.engine.model_config import BadModel
 from pdserve.engine.row_tiles import MakeInputs, RowFunction, RowSubject, RowTiles, alone, undivided
 
@@ -38,8 +39,10 @@ class Precision:
     tiles: RowTiles | None = None
 
     def padded(self, num_rows: int) -> int:
-        """So many rows and those that their tiles have to spare: with them, no function has to fill its last tile."""
-        return num_rows if self.tiles is None else sum(self.tiles.cut(num_rows))
+        """So many rows and those to spare with which no product has to make its input longer."""
+        if self.tiles is not None:
+            return sum(self.tiles.cut(num_rows))
+        return rounded_rows(num_rows) if self.linear is LinearKind.ONEDNN else num_rows
 
     def rowwise(
         self, name: str, function: RowFunction, width: int, inputs: MakeInputs = alone

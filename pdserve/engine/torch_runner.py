@@ -250,7 +250,7 @@ class TorchRunner:
     def _attention(self, spans: list[Span], num_rows: int) -> StepAttention:
         if self._card.deterministic:
             return TiledAttention(self._pool, spans, self._heads, num_rows)
-        return BatchedAttention(self._pool, spans, self._heads, self._precision.compute)
+        return BatchedAttention(self._pool, spans, self._heads, self._precision.compute, num_rows)
 
     def _begin_blocks(self, spans: list[Span]) -> None:
         """Zero each block that a row begins here and leaves partly unfilled."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from pdserve.clock import Clock
+from pdserve.engine.kernel_caches import bound_kernel_caches
 from pdserve.engine.port import Runner
 from pdserve.kv_memory import HostMemory
 from pdserve.memfd import MEMFD, shareable_memory
@@ -110,6 +111,7 @@ def _make_memory(config: Config) -> Callable[[int], HostMemory]:
 
 
 def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
+    bound_kernel_caches()
     # Here, so that a worker with the fake engine never imports torch.
     from pdserve.engine.numerics import choose_precision
     from pdserve.engine.torch_runner import TorchRunner

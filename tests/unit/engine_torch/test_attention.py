@@ -60,7 +60,7 @@ def plain(history: Tensor, start: int, length: int, heads: Heads, window: int) -
 def build(form: str, pool: KvPool, spans: Sequence[Span], heads: Heads, num_rows: int) -> StepAttention:
     if form == "tiled":
         return TiledAttention(pool, spans, heads, num_rows)
-    return BatchedAttention(pool, spans, heads, torch.float32)
+    return BatchedAttention(pool, spans, heads, torch.float32, num_rows)
 
 
 @pytest.mark.parametrize("form", ["batched", "tiled"])
@@ -91,8 +91,7 @@ def test_equals_plain_attention(form: str, step: str, kind: str, padding: int) -
         histories.append(history)
         first += length
     qkv = torch.cat([history[span.start :] for span, history in zip(spans, histories, strict=True)])
-    if form == "tiled":
-        qkv = torch.cat((qkv, torch.full((padding, qkv.shape[1]), 5.0)))
+    qkv = torch.cat((qkv, torch.full((padding, qkv.shape[1]), 5.0)))
     got = build(form, pool, spans, heads, len(qkv)).attend(LAYER, qkv)
     want = torch.cat(
         [
