@@ -31,3 +31,7 @@ class SystemClock:
 
     def wall_ns(self) -> int:
         return time.time_ns()
+
+    def cpu_s(self) -> float:
+        """CPU seconds of this process so far, all of its threads."""
+        return time.process_time()

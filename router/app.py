@@ -124,7 +124,6 @@ class RouterApp:
         self._idle = asyncio.Event()
         self._idle.set()
         self._ticker: asyncio.TimerHandle | None = None
-        self._tick_due_s = 0.0
         self._serving = False
         self._on_serving = on_serving
         self.text.prepare = self._structures.prepare
@@ -221,7 +220,6 @@ class RouterApp:
 
     def _start_ticking(self) -> None:
         if self._ticker is None:
-            self._tick_due_s = self._clock.now_s() + self._config.timeouts.heartbeat_s
             self._ticker = asyncio.get_running_loop().call_later(
                 self._config.timeouts.heartbeat_s, self._tick
             )
@@ -234,7 +232,6 @@ class RouterApp:
     def _tick(self) -> None:
         self._ticker = None
         now_s = self._clock.now_s()
-        self.metrics.loop_lag_s.observe(max(0.0, now_s - self._tick_due_s))
         self.fleet.tick(self.admission.num_waiting_tokens)
         for conductor in self._conductors.values():
             conductor.log_if_stuck(now_s)

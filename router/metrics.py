@@ -105,11 +105,6 @@ class RouterMetrics:
         self.ttft_s = histogram("pdserve_ttft_seconds", "Received to first token written.", _LATENCY_S)
         self.itl_s = histogram("pdserve_itl_seconds", "Gap between two tokens.", _GAP_S)
         self.queue_s = histogram("pdserve_queue_seconds", "Received to credit held.", _LATENCY_S)
-        self.loop_lag_s = histogram(
-            "pdserve_loop_lag_seconds",
-            "How late the router's own heartbeat came: so long something held up its event loop.",
-            _GAP_S,
-        )
 
     def count_unknown(self, channel: str, what: str) -> None:
         """One more message of a later version."""

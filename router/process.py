@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pdserve.children.prover import ChildProver
 from pdserve.children.server_process import ServerProcess
-from pdserve.clock import Clock, SystemClock
+from pdserve.clock import SystemClock
 from pdserve.errors import InvalidRequest, PdserveError
 from pdserve.ids import Random, draw_text_id, system_random
 from pdserve.rpc.v1 import admin_pb2_grpc, inference_pb2_grpc, session_pb2_grpc
@@ -21,6 +21,7 @@ from pdserve.service.grpc_session import WorkersServicer
 from pdserve.service.http import HttpServer
 from pdserve.service.lifecycle import EXIT_OK, StopSignals
 from pdserve.service.logs import set_up_logs
+from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
 from pdserve.service.secret import read_secret
@@ -81,7 +82,7 @@ class _Process:
         config: Config,
         router_id: str,
         secret: bytes | None,
-        clock: Clock,
+        clock: SystemClock,
         random: Random,
         work: ThreadWork,
         structure_work: ThreadWork,
@@ -96,6 +97,7 @@ class _Process:
         self._listening = False
         self._registry = CollectorRegistry()
         self._health_changed = asyncio.Event()
+        self._watch = LoopWatch(self._registry, clock, clock.cpu_s)
         self._prover = ChildProver(
             ServerProcess(clock, os.environ),
             self._registry,
@@ -135,6 +137,7 @@ class _Process:
     async def run(self, stop: StopSignals) -> None:
         http = HttpServer(self._registry, lambda: (), self._not_ready)
         metrics_address = await http.start(self._config.metrics.listen)
+        self._watch.start()
         try:
             async with self._prover, self._app:
                 address, workers_address = self._listen_for_clients(), self._listen_for_workers()
@@ -148,6 +151,7 @@ class _Process:
                 await stop.wait()
                 await self._drain(health)
         finally:
+            self._watch.stop()
             http.close()
 
     def _too_slow(self, structure: Structure) -> PdserveError:

@@ -31,6 +31,7 @@ from pdserve.service.grpc_session import GrpcDialer
 from pdserve.service.http import HttpServer
 from pdserve.service.lifecycle import EXIT_OK, EXIT_UNSOUND, StopSignals
 from pdserve.service.logs import set_up_logs
+from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.service.secret import read_secret
 from pdserve.structure import Structure
@@ -75,6 +76,8 @@ async def run_worker(
     health = _Health(metrics)
     http = HttpServer(metrics.registry, health.not_alive, health.not_ready)
     metrics_address = await http.start(config.metrics.listen)
+    watch = LoopWatch(metrics.registry, clock, clock.cpu_s)
+    watch.start()
     try:
         async with (
             StopSignals() as stop,
@@ -111,6 +114,7 @@ async def run_worker(
                 await dialer.closed()  # the routers should hear the last word
                 end_now(code)
     finally:
+        watch.stop()
         http.close()
     log.info("worker.ended", code=code)
     return code

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry
-
 from pdserve.messages import (
     Role,
     StartDecode,
@@ -17,7 +15,7 @@ from pdserve.messages import (
 )
 from pdserve.sampling import FinishReason
 from pdserve.tokenizer import Tokenizer
-from tests.unit.router.scripted import Cluster, ScriptedWorker, config, hello, virtual
+from tests.unit.router.scripted import Cluster, ScriptedWorker, hello, virtual
 
 T = TypeVar("T")
 
@@ -103,16 +101,3 @@ async def test_the_tokenizer_of_a_model_that_has_gone_serves_nobody() -> None:
         await second.expect(StartDecode)
         assert cluster.serving == [True, False, True]
         client.generation.close()
-
-
-@virtual
-async def test_how_long_the_loop_was_held_up_is_a_metric() -> None:
-    registry = CollectorRegistry()
-    async with Cluster(config(heartbeat_s=0.5), registry=registry) as cluster:
-        await cluster.pair()
-        await cluster.advance(2.25)
-        assert registry.get_sample_value("pdserve_loop_lag_seconds_sum") == 0
-        cluster.clock.advance_to(cluster.clock.now_s() + 3.0)  # a call that takes so long
-        await cluster.settle()
-        lag_s = registry.get_sample_value("pdserve_loop_lag_seconds_sum")
-        assert lag_s is not None and 2.5 <= lag_s <= 3.0
