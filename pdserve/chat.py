@@ -6,12 +6,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.errors import InvalidRequest
+from pdserve.errors import InvalidRequest, too_large
 from pdserve.fields import check_unicode
 from pdserve.rpc.codec import compile_converter
 from pdserve.rpc.v1 import inference_pb2 as pb
 
 MAX_MESSAGES = 16384
+MAX_JSON_MARKS = 65536  # values, about; all JSON of a chat
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "continue_final_message")  # have fields
@@ -53,6 +54,12 @@ class Chat:
     parse_special_tokens: bool = False
 
     @property
+    def num_characters(self) -> int:
+        """Of all that its sender has written."""
+        told = sum(len(message.content) + len(message.extra_json) for message in self.messages)
+        return told + len(self.tools_json) + len(self.template_kwargs_json)
+
+    @property
     def opens_turn(self) -> bool:
         """Whether the prompt ends with the head of the assistant's turn."""
         given = self.add_generation_prompt
@@ -72,6 +79,7 @@ def chat_from_proto(msg: pb.Chat) -> Chat:
 def check_chat(chat: Chat) -> None:
     """Raises InvalidRequest for no messages, an unknown role, JSON of another kind, a bad continuation."""
     _check_count(len(chat.messages))
+    _check_json_size(chat)
     for place, each in enumerate(chat.messages):
         if each.role not in ROLES:
             raise InvalidRequest(
@@ -91,10 +99,34 @@ def check_chat(chat: Chat) -> None:
     _check_kwargs(chat.template_kwargs_json)
 
 
+def read_chat(chat: Chat) -> tuple[list[dict[str, Any]], Any, Any]:
+    """Messages, tools and variables as the template sees them; of a chat that was checked."""
+    messages = [message.as_template_sees_it() for message in chat.messages]
+    tools = json.loads(chat.tools_json) if chat.tools_json else None
+    variables = json.loads(chat.template_kwargs_json) if chat.template_kwargs_json else None
+    return messages, tools, variables
+
+
 def _check_count(num_messages: int) -> None:
     if not 1 <= num_messages <= MAX_MESSAGES:
-        raise InvalidRequest(
-            "number of chat messages out of range", limit=f"1 to {MAX_MESSAGES}", value=num_messages
+        raise too_large(
+            "messages",
+            "number of chat messages out of range",
+            limit=f"1 to {MAX_MESSAGES}",
+            value=num_messages,
+        )
+
+
+def _check_json_size(chat: Chat) -> None:
+    """By the characters that stand between values, which are quickly counted. (Some may stand in texts.)"""
+    written = [chat.tools_json, chat.template_kwargs_json, *[each.extra_json for each in chat.messages]]
+    num_marks = sum(text.count(mark) for text in written if text for mark in ",:[{")
+    if num_marks > MAX_JSON_MARKS:
+        raise too_large(
+            "json",
+            "the chat's JSON fields hold too much",
+            limit=f"{MAX_JSON_MARKS} of , : [ and {{",
+            value=num_marks,
         )
 
 

@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from pdserve.errors import InvalidRequest
+from pdserve.errors import InvalidRequest, too_large
 
 T = TypeVar("T")
 
@@ -145,7 +145,9 @@ class Field:
     def check_count(self, count: int) -> None:
         """Of a list's entries, which needn't have been read for it."""
         if self.spec.max_items is not None and count > self.spec.max_items:
-            raise InvalidRequest(f"{self.name} has too many entries", limit=self.spec.max_items, value=count)
+            raise too_large(
+                self.name, f"{self.name} has too many entries", limit=self.spec.max_items, value=count
+            )
 
     def _check_one(self, name: str, kind: type, value: Any) -> None:
         if not _is_of(kind, value):

@@ -259,9 +259,11 @@ def _input_from(msg: pb.GenerateRequest, limits: Limits) -> Input:
             return chat_from_proto(msg.chat)
         case "token_ids":
             ids = msg.token_ids.ids
-            if not msg.HasField("truncate_prompt_tokens"):
-                limits.check_fits(len(ids), None)
-            return tuple(ids)
+            keep = len(ids)
+            if msg.HasField("truncate_prompt_tokens"):
+                keep = min(keep, msg.truncate_prompt_tokens)
+            limits.check_fits(keep, None)
+            return tuple(ids[-keep:]) if keep else ()
         case _:
             raise InvalidRequest("a request needs exactly one of text, chat, token_ids")
 

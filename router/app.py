@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +23,7 @@ from pdserve.errors import (
     Stale,
     UnknownRequest,
     WorkerLost,
+    too_large,
 )
 from pdserve.ids import Random, draw_text_id
 from pdserve.messages import (
@@ -32,8 +33,10 @@ from pdserve.messages import (
     Up,
     Welcome,
 )
-from pdserve.request import Chat, GenerateRequest
+from pdserve.request import Chat, GenerateRequest, Limits
+from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.service.config import Config
+from pdserve.service.rpc_requests import READ_AT_ONCE_BYTES
 from pdserve.session import Session
 from pdserve.status import ClusterStatus, ModelInfo, PlacementStatus
 from pdserve.tokenizer import Tokenizer
@@ -47,12 +50,14 @@ from router.fleet import Fleet
 from router.learning import Learner
 from router.member import Member
 from router.metrics import RouterMetrics
-from router.model_text import ModelText, Work
+from router.model_text import ModelText
 from router.operators import Operators
 from router.placement import Placer
 from router.status import read_placements, read_status
 from router.structures import Structures
-from router.summary import refusals_told
+from router.summary import refusals_told, tell_unread
+from router.turns import Turns
+from router.work import Work
 
 log = structlog.get_logger()
 
@@ -88,7 +93,8 @@ class RouterApp:
         self.id = router_id or config.router.id or draw_text_id(random, "router")
         self.metrics = RouterMetrics(registry if registry is not None else CollectorRegistry())
         self.fleet = Fleet(config.router, config.timeouts, clock, self.metrics)
-        self.text = ModelText(work, tokenizer)
+        self.turns = Turns(work, clock, self.metrics, config.router.max_reading_bytes)
+        self.text = ModelText(work, self.turns, tokenizer)
         self._config = config
         self._wire = announced(config.cluster.wire_minor)
         self._clock = clock
@@ -114,6 +120,7 @@ class RouterApp:
             random=random,
             fleet=self.fleet,
             admission=self.admission,
+            turns=self.turns,
             text=self.text,
             structures=self._structures,
             metrics=self.metrics,
@@ -240,27 +247,51 @@ class RouterApp:
 
     # --- requests
 
+    def on_unread(self, error: PdserveError) -> None:
+        """A message was refused before anything was made of it."""
+        tell_unread(error, self.metrics)
+
+    async def read(self, msg: pb.GenerateRequest, asker: str) -> GenerateRequest:
+        """The request of a message, checked; beside the loop if it is a large one.
+
+        asker  whose turn that takes
+        Raises InvalidRequest, Overloaded; NoWorker for a large one while nobody knows the window.
+        """
+        num_bytes = msg.ByteSize()
+        if num_bytes > READ_AT_ONCE_BYTES:
+            await self.fleet.get_identity(self._config.timeouts.worker_wait_s)
+        limits = self.fleet.limits
+        return await self.turns.call(lambda: _read(msg, limits), user=asker, num_bytes=num_bytes)
+
     def generate(
+        self, request: GenerateRequest, *, place: Place | None = None, deadline_left_s: float | None = None
+    ) -> Conductor:
+        """Check one request and begin it. Raises as `begin`, and InvalidRequest at once for one that breaks a rule."""
+        with refusals_told(request.request_id, self.metrics):
+            request.check(self.fleet.limits)
+        return self.begin(request, place=place, deadline_left_s=deadline_left_s)
+
+    def begin(
         self,
         request: GenerateRequest,
         *,
         place: Place | None = None,
+        asker: str = "",
         deadline_left_s: float | None = None,
         traceparent: str = "",
         only: tuple[str, str] | None = None,
     ) -> Conductor:
-        """Accept one request and begin it; what only the model can tell of it is raised by the first event.
+        """Accept a request that was checked; what only the model can tell of it is raised by the first event.
 
         place            taken when the request arrived; None = it arrives now
+        asker            whose turn it takes while it is tokenized; "" = its user's
         deadline_left_s  seconds that the client gives; None = timeouts.request_s
         traceparent      of the client's call, for logs
         only             (prefill id, decode id) that alone may serve it; None = any
-        Raises InvalidRequest at once for a request that breaks a rule, or whose id runs already; Overloaded or
-        Draining if the router takes no more.
+        Raises InvalidRequest if its id runs already; Overloaded or Draining if the router takes no more.
         """
         request_id = request.request_id or draw_text_id(self._random, "req")
         with refusals_told(request_id, self.metrics):
-            request.check(self.fleet.limits)
             if request_id in self._conductors:
                 raise InvalidRequest("a request of this id is running", request_id=request_id)
             place = place or self.admission.arrive()
@@ -269,6 +300,7 @@ class RouterApp:
         asked = Asked(
             request=request,
             request_id=request_id,
+            asker=asker or request.user,
             traceparent=traceparent,
             received_s=place.received_s,
             deadline_s=self._clock.now_s() + deadline_left_s,
@@ -295,15 +327,24 @@ class RouterApp:
             raise UnknownRequest("no such request runs at this router", request_id=request_id)
         conductor.cancel(RequestCancelled("aborted", request_id=request_id))
 
-    async def tokenize(self, source: str | Chat) -> tuple[int, ...]:
-        """Ids of a text, or of a chat by the model's template. Raises InvalidRequest."""
+    async def tokenize(self, source: str | Chat, asker: str = "") -> tuple[int, ...]:
+        """Ids of a text, or of a chat by the model's template. Raises InvalidRequest, Overloaded."""
         if isinstance(source, Chat):
-            check_chat(source)
-        return await self.text.encode(await self._tokenizer(), source)
+            await self.turns.call(lambda: check_chat(source), user=asker, num_bytes=source.num_characters)
+        return await self.text.encode(await self._tokenizer(), source, self.fleet.limits, user=asker)
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
-        """Text of ids."""
-        return await self.text.decode(await self._tokenizer(), token_ids)
+    async def detokenize(self, token_ids: Sequence[int], asker: str = "") -> str:
+        """Text of ids, of which more than the window holds are refused unread. Raises InvalidRequest, Overloaded."""
+        tokenizer = await self._tokenizer()
+        await self.fleet.get_identity(self._config.timeouts.worker_wait_s)
+        if len(token_ids) > self.fleet.window_tokens:
+            raise too_large(
+                "token_ids",
+                "more token ids than the window holds",
+                limit=self.fleet.window_tokens,
+                value=len(token_ids),
+            )
+        return await self.text.decode(tokenizer, tuple(token_ids), user=asker)
 
     async def _tokenizer(self) -> Tokenizer:
         return await self.text.get(self._config.timeouts.worker_wait_s)
@@ -377,3 +418,9 @@ class RouterApp:
                 conductor.cancel(conductor.draining())
             await self._idle.wait()
         log.info("router.drained")
+
+
+def _read(msg: pb.GenerateRequest, limits: Limits) -> GenerateRequest:
+    request = GenerateRequest.from_proto(msg, limits)
+    request.check(limits)
+    return request

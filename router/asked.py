@@ -13,11 +13,13 @@ from pdserve.request import GenerateRequest
 class Asked:
     """received_s and deadline_s are moments of the router's clock; traceparent is for logs.
 
-    only  (prefill id, decode id) that alone may serve it; None = any
+    asker  whose turn it takes while its texts are read
+    only   (prefill id, decode id) that alone may serve it; None = any
     """
 
     request: GenerateRequest
     request_id: str
+    asker: str
     traceparent: str
     received_s: float
     deadline_s: float

@@ -14,10 +14,13 @@ from pdserve.messages import DecodeStarted, FirstToken, SequenceFinished
 from pdserve.request import Finished, ResumeChoice, Tokens, Usage
 from pdserve.response import known_energy
 from pdserve.sampling import FinishReason, SampleKey, TokenLogprobs
+from pdserve.steps import Steps
 from pdserve.token_matcher import TokenMatcher, finish_by
 from router.metrics import RouterMetrics
 from router.stop_text import ReleasedText, StopText
 from router.timings import AttemptTimes, ChoiceTimes
+
+_RESTORED_AT_ONCE = 512  # tokens, some milliseconds
 
 
 class Choice:
@@ -90,13 +93,16 @@ class Choice:
         """Tokens so far, those held back included."""
         return len(self.ids) - self.num_prompt_tokens
 
-    def restore(self, held: ResumeChoice) -> None:
+    def restore(self, held: ResumeChoice) -> Steps[None]:
         """Take over what the client was shown by another router, without showing it again.
 
-        Ends the choice if these tokens end it, or if the client knows that it has ended.
+        Ends the choice if these tokens end it, or if the client knows that it has ended. Any one thread may do it,
+        before the choice is given to others.
         Raises InvalidRequest if the structure doesn't allow them.
         """
         for index, token_id in enumerate(held.token_ids):
+            if index % _RESTORED_AT_ONCE == _RESTORED_AT_ONCE - 1:
+                yield
             if self.reason is None:
                 try:
                     self._take(token_id)

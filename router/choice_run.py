@@ -30,6 +30,7 @@ from router.model_text import ModelText
 from router.placement import Placement
 from router.structures import Structures
 from router.ticket import Ticket
+from router.turns import Turns
 
 log = structlog.get_logger()
 
@@ -43,6 +44,7 @@ class Parts:
     random: Random
     fleet: Fleet
     admission: Admission
+    turns: Turns
     text: ModelText
     structures: Structures
     metrics: RouterMetrics

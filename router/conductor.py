@@ -195,7 +195,12 @@ class Conductor:
         check_model(request.model, identity.model)
         self._model = identity.model
         self._prompt_ids = await self._read_prompt(tokenizer)
-        check_prompt(request, self._prompt_ids, parts.fleet.limits)
+        held = () if request.resume is None else request.resume.choices
+        await parts.turns.call(
+            lambda: check_prompt(request, self._prompt_ids, parts.fleet.limits),
+            user=self._asked.asker,
+            num_bytes=len(self._prompt_ids) + sum(len(each.token_ids) for each in held),
+        )
         max_tokens = resolve_max_tokens(request, len(self._prompt_ids), parts.fleet.window_tokens)
         if request.resume is not None:
             self._seed = request.resume.seed
@@ -207,13 +212,20 @@ class Conductor:
             choice=0,
             eos_token_ids=identity.eos_token_ids,
             max_tokens=max_tokens,
-            bad_word_ids=await parts.text.bad_word_ids(tokenizer, request.sampling.bad_words),
+            bad_word_ids=await parts.text.bad_word_ids(
+                tokenizer, request.sampling.bad_words, user=self._asked.asker
+            ),
         )
         check_possible(key, identity.vocab_size)
         compiled = await self._compile_structure(key, tokenizer)
         parts.metrics.prompt_tokens.inc(len(self._prompt_ids))
         for index in range(request.num_generated_choices):
             choice = self._make_choice(replace(key, choice=index), tokenizer, compiled)
+            if request.resume is not None and self._kept is None:
+                shown = request.resume.choice(index)
+                await parts.turns.run(
+                    choice.restore(shown), user=self._asked.asker, num_bytes=len(shown.token_ids)
+                )
             follows = self.runs[0].choice if self.runs else None
             self.runs.append(
                 ChoiceRun(parts, self._asked, identity, choice, follows=follows, on_placed=self._on_placed)
@@ -229,17 +241,17 @@ class Conductor:
 
     async def _read_prompt(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         request, text = self._asked.request, self._parts.text
-        if isinstance(request.input, tuple):
-            ids = request.input
-        else:
-            ids = await text.encode(tokenizer, request.input)
         keep = request.truncate_prompt_tokens
-        is_cut = keep is not None and keep < len(ids)
-        if keep is not None and is_cut:
-            ids = ids[-keep:]
+        if isinstance(request.input, tuple):
+            ids = request.input if keep is None else request.input[-keep:]
+        else:
+            limits = self._parts.fleet.limits
+            ids = await text.encode(tokenizer, request.input, limits, user=self._asked.asker, keep=keep)
         if self._shows_prompt and request.echo:
-            as_given = isinstance(request.input, str) and not is_cut
-            self._prompt_text = str(request.input) if as_given else await text.decode(tokenizer, ids)
+            as_given = isinstance(request.input, str) and (keep is None or len(ids) < keep)
+            self._prompt_text = (
+                str(request.input) if as_given else await text.decode(tokenizer, ids, user=self._asked.asker)
+            )
         return ids
 
     def _worker_params(self) -> SamplingParams:
@@ -255,7 +267,7 @@ class Conductor:
             kept: list[Tokens] = []
             self._kept.append(kept)
             put = kept.append
-        choice = Choice(
+        return Choice(
             self._prompt_ids,
             key,
             tokenizer.stream(),
@@ -270,9 +282,6 @@ class Conductor:
             shows_logprobs=request.sampling.logprobs is not None,
             on_begin=self._begin_stream,
         )
-        if request.resume is not None and self._kept is None:
-            choice.restore(request.resume.choice(key.choice))
-        return choice
 
     def _begin_stream(self, num_cached_tokens: int, scores: tuple[TokenLogprobs, ...]) -> None:
         """The first events of the stream, before the first token of any choice. scores: the prompt's, if asked for."""

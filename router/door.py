@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from pdserve.errors import InvalidRequest, RequestCancelled
-from pdserve.request import Chat, GenerateRequest, chat_from_proto, event_to_proto
+from pdserve.request import Chat, chat_from_proto, event_to_proto
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO
 from router.app import RouterApp
 from router.gate import Gate
-from router.summary import refusals_told
+from router.summary import large_ones_counted, refusals_told
 from router.traceparent import traceparent_of
+
+_IDS_AT_ONCE = 65_536  # which hold the interpreter for a millisecond
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -24,12 +27,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._gate = gate
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        place = self._gate.take_place()
+        place, asker = self._gate.take_place(), request.user or context.peer()
         with refusals_told(request.request_id, self._app.metrics):
-            asked = GenerateRequest.from_proto(request, self._app.fleet.limits)
-        generation = self._app.generate(
+            asked = await self._app.read(request, asker)
+        generation = self._app.begin(
             asked,
             place=place,
+            asker=asker,
             deadline_left_s=context.time_remaining(),
             traceparent=traceparent_of(context.invocation_metadata()),
         )
@@ -49,18 +53,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return pb.AbortResponse()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
-        source: str | Chat
-        match request.WhichOneof("input"):
-            case "text":
-                source = request.text
-            case "chat":
-                source = chat_from_proto(request.chat)
-            case _:
-                raise InvalidRequest("a request needs exactly one of text, chat")
-        return pb.TokenizeResponse(token_ids=await self._app.tokenize(source))
+        asker, turns = context.peer(), self._app.turns
+        with large_ones_counted(self._app.metrics):
+            source = await turns.call(lambda: _source(request), user=asker, num_bytes=request.ByteSize())
+            ids = await self._app.tokenize(source, asker)
+            return await turns.call(lambda: _token_ids(ids), user=asker, num_bytes=len(ids))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
-        return pb.DetokenizeResponse(text=await self._app.detokenize(tuple(request.token_ids)))
+        with large_ones_counted(self._app.metrics):
+            return pb.DetokenizeResponse(text=await self._app.detokenize(request.token_ids, context.peer()))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
         return MODEL_INFO.write(await self._app.model())
@@ -88,3 +89,20 @@ class _Stall:
         if self._over:
             self._task.uncancel()
             raise RequestCancelled("the client doesn't read its stream")
+
+
+def _source(request: pb.TokenizeRequest) -> str | Chat:
+    match request.WhichOneof("input"):
+        case "text":
+            return request.text
+        case "chat":
+            return chat_from_proto(request.chat)
+        case _:
+            raise InvalidRequest("a request needs exactly one of text, chat")
+
+
+def _token_ids(ids: Sequence[int]) -> pb.TokenizeResponse:
+    response = pb.TokenizeResponse()
+    for begin in range(0, len(ids), _IDS_AT_ONCE):
+        response.token_ids.extend(ids[begin : begin + _IDS_AT_ONCE])
+    return response

@@ -73,12 +73,11 @@ class Gate(_Interceptor):
 
         async def behaviour(raw: bytes, context: Any) -> None:
             try:
-                outcome = read(raw, context)
+                await read(raw, context)
             except PdserveError as error:
-                del self._unread[task]
-                self._count(error.code)
+                if self._unread.pop(task, None) is not None:
+                    self._count(error.code)
                 raise
-            await outcome
 
         return grpc.unary_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
 

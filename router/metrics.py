@@ -48,6 +48,15 @@ class RouterMetrics:
             "Calls refused at once: no place was free, or they couldn't make their deadline.",
             "reason",
         )
+        self.too_large = counter(
+            "pdserve_requests_too_large", "Requests refused unread, by what of them was too large.", "what"
+        )
+        self.reading_bytes = gauge(
+            "pdserve_reading_bytes", "Of requests that are parsed, rendered or tokenized, or wait for it."
+        )
+        self.reading_refused = counter(
+            "pdserve_reading_refused", "Refused as more would be read at once than router.max_reading_bytes."
+        )
         self.estimate_error_s = histogram(
             "pdserve_placement_error_seconds",
             "Difference between a placement's estimate of the time to its first token and that time.",

@@ -1,63 +1,39 @@
-"""The model's tokenizer in the router: where it comes from, and work with it that never holds up the loop."""
+"""The model's tokenizer in the router: where it comes from, and texts and chats of requests made into ids."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
 
 import structlog
 
-from pdserve.errors import Incompatible, InvalidRequest, NoWorker
+from pdserve.chat import read_chat
+from pdserve.errors import Incompatible, InvalidRequest, NoWorker, too_large
 from pdserve.messages import Hello, TokenizerFile
-from pdserve.request import Chat
+from pdserve.request import Chat, Limits
+from pdserve.steps import Steps, at_once, finish
 from pdserve.tokenizer import Tokenizer
+from router.turns import Turns
+from router.work import Work
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 INLINE_CHARACTERS = 2_000  # shorter texts are encoded in less time than a thread needs to be woken
-
-
-class Work(Protocol):
-    """Where computing goes that would hold up the loop: a thread pool, or (under virtual time) right here."""
-
-    async def run(self, call: Callable[[], T], /) -> T: ...
-
-
-class InlineWork:
-    """Does it at once."""
-
-    async def run(self, call: Callable[[], T], /) -> T:
-        return call()
-
-
-class ThreadWork:
-    """A few threads. Encoding, decoding and the grammar library release the interpreter while they work."""
-
-    def __init__(self, num_threads: int = 2, name: str = "tokenize") -> None:
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-
-    async def run(self, call: Callable[[], T], /) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-
-    def close(self) -> None:
-        """Let the threads go; what still runs there is not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class ModelText:
     """The tokenizer, once there is one. Event-loop thread only.
 
+    work       where a tokenizer's files are read
+    turns      where requests' texts are
     tokenizer  given at start: then workers with another one aren't taken in; or None: the first worker sends its files
     prepare    awaited with one that a worker has sent, before anybody gets it
     on_loaded  called when anybody gets it from now on
     """
 
-    def __init__(self, work: Work, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, work: Work, turns: Turns, tokenizer: Tokenizer | None = None) -> None:
         self._work = work
+        self._turns = turns
         self._tokenizer = tokenizer
         self._fingerprint = tokenizer.fingerprint if tokenizer is not None else ""
         self._is_own = tokenizer is not None
@@ -139,30 +115,40 @@ class ModelText:
         assert self._tokenizer is not None
         return self._tokenizer
 
-    async def encode(self, tokenizer: Tokenizer, source: str | Chat) -> tuple[int, ...]:
-        """Ids of a text, or of a chat by the model's template. Raises InvalidRequest."""
-        if isinstance(source, str):
-            call = _encoding(tokenizer, source)
-            num_characters = len(source)
-        else:
-            call = _encoding_chat(tokenizer, source)
-            num_characters = sum(len(message.content) for message in source.messages)
-        if num_characters <= INLINE_CHARACTERS and isinstance(source, str):
-            return call()
-        return await self._work.run(call)
+    async def encode(
+        self, tokenizer: Tokenizer, source: str | Chat, limits: Limits, *, user: str, keep: int | None = None
+    ) -> tuple[int, ...]:
+        """Ids of a text, or of a chat by the model's template.
 
-    async def bad_word_ids(self, tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        user  whose turn it takes
+        keep  only the last so many ids
+        Raises InvalidRequest, for a text that can't fit the window before it is read; Overloaded.
+        """
+        if isinstance(source, str):
+            steps = _encoding(tokenizer, source, limits, keep)
+            if len(source) <= INLINE_CHARACTERS:
+                return finish(steps)
+            return await self._turns.run(steps, user=user, num_bytes=len(source))
+        steps = _encoding_chat(tokenizer, source, limits, keep)
+        return await self._turns.run(steps, user=user, num_bytes=source.num_characters)
+
+    async def bad_word_ids(
+        self, tokenizer: Tokenizer, words: Sequence[str], *, user: str
+    ) -> tuple[tuple[int, ...], ...]:
         """How the model may write these words: at the beginning of a text, and behind a space. docs/sampling.md.
 
         Raises InvalidRequest for a word that the tokenizer has no ids for.
         """
         if not words:
             return ()
-        return await self._work.run(lambda: _bad_word_ids(tokenizer, words))
+        return await self._turns.run(
+            at_once(lambda: _bad_word_ids(tokenizer, words)), user=user, num_bytes=sum(map(len, words))
+        )
 
-    async def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    async def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int], *, user: str) -> str:
         """Text of ids, special tokens included."""
-        return await self._work.run(lambda: tokenizer.decode(token_ids, skip_special_tokens=False))
+        steps = at_once(lambda: tokenizer.decode(token_ids, skip_special_tokens=False))
+        return await self._turns.run(steps, user=user, num_bytes=len(token_ids))
 
 
 async def _nothing(tokenizer: Tokenizer) -> None:
@@ -180,21 +166,49 @@ def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int
     return tuple(found)
 
 
-def _encoding(tokenizer: Tokenizer, text: str) -> Callable[[], tuple[int, ...]]:
-    return lambda: tuple(tokenizer.encode(text))
+def _encoding(tokenizer: Tokenizer, text: str, limits: Limits, keep: int | None) -> Steps[tuple[int, ...]]:
+    if keep is None:
+        _check_length("text", text, tokenizer, limits)
+    return tuple((yield from tokenizer.encode_steps(text, keep=keep)))
 
 
-def _encoding_chat(tokenizer: Tokenizer, chat: Chat) -> Callable[[], tuple[int, ...]]:
-    messages = [message.as_template_sees_it() for message in chat.messages]
-    tools = json.loads(chat.tools_json) if chat.tools_json else None
-    variables = json.loads(chat.template_kwargs_json) if chat.template_kwargs_json else None
-    return lambda: tuple(
-        tokenizer.encode_chat(
-            messages,
-            tools,
-            add_generation_prompt=chat.opens_turn,
-            continue_final_message=chat.continue_final_message,
-            variables=variables,
-            parse_special_tokens=chat.parse_special_tokens,
-        )
+def _encoding_chat(
+    tokenizer: Tokenizer, chat: Chat, limits: Limits, keep: int | None
+) -> Steps[tuple[int, ...]]:
+    def check_text(text: str) -> None:
+        if keep is None:
+            _check_length("the chat's text", text, tokenizer, limits)
+
+    if keep is None:
+        for place, message in enumerate(chat.messages):
+            _check_length(f"messages[{place}].content", message.content, tokenizer, limits)
+    messages, tools, variables = read_chat(chat)
+    yield
+    ids = yield from tokenizer.encode_chat_steps(
+        messages,
+        tools,
+        add_generation_prompt=chat.opens_turn,
+        continue_final_message=chat.continue_final_message,
+        variables=variables,
+        parse_special_tokens=chat.parse_special_tokens,
+        check_text=check_text,
+        keep=keep,
     )
+    return tuple(ids)
+
+
+def _check_length(name: str, text: str, tokenizer: Tokenizer, limits: Limits) -> None:
+    """Raises InvalidRequest for more than the longest tokens could say in the window."""
+    window_tokens = limits.window_tokens
+    if window_tokens is None or len(text) <= window_tokens:
+        return
+    longest = tokenizer.longest_token_bytes
+    if longest is not None and (size := len(text.encode())) > window_tokens * longest:
+        raise too_large(
+            "text",
+            f"{name} can't fit the window",
+            limit_bytes=window_tokens * longest,
+            value=size,
+            window_tokens=window_tokens,
+            longest_token_bytes=longest,
+        )

@@ -34,7 +34,7 @@ async def probe_pair(
         cache_salt=f"probe-{draw_id64(random):016x}",
         user="probe",
     )
-    conductor = app.generate(request, deadline_left_s=deadline_left_s, only=(prefill_id, decode_id))
+    conductor = app.begin(request, deadline_left_s=deadline_left_s, only=(prefill_id, decode_id))
     try:
         async for _ in conductor:
             pass

@@ -24,6 +24,7 @@ from pdserve.service.logs import set_up_logs
 from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
+from pdserve.service.rpc_requests import RequestReader
 from pdserve.service.secret import read_secret
 from pdserve.service.wrong_listener import WrongListener
 from pdserve.structure import Structure
@@ -33,8 +34,8 @@ from router.app import RouterApp
 from router.door import InferenceServicer
 from router.gate import Gate
 from router.model_folder import load_tokenizer
-from router.model_text import ThreadWork
 from router.structures import NUM_THREADS
+from router.work import ThreadWork
 
 log = structlog.get_logger()
 
@@ -119,17 +120,21 @@ class _Process:
             registry=self._registry,
             on_serving=lambda serving: self._health_changed.set(),
         )
-        timeouts, max_message_bytes = config.timeouts, config.router.max_message_bytes
+        timeouts, router = config.timeouts, config.router
         self._gate = Gate(self._app.admission, self._app.metrics, clock)
+        reader = RequestReader(router.max_request_bytes, self._app.turns, self._app.on_unread)
         self._for_clients = make_server(
             keepalive_s=timeouts.client_keepalive_s,
             answer_s=timeouts.client_stall_s,
-            max_message_bytes=max_message_bytes,
+            max_message_bytes=2 * router.max_request_bytes,  # of larger ones not even the bytes are taken in
             random=random,
-            gates=(self._gate,),
+            gates=(self._gate, reader),
         )
         self._for_workers = make_server(
-            keepalive_s=timeouts.keepalive_s, max_message_bytes=max_message_bytes, random=random
+            keepalive_s=timeouts.keepalive_s,
+            max_message_bytes=router.max_message_bytes,
+            random=random,
+            gates=(reader,),
         )
         self._guard = RouterGuard(router_id, secret, clock, random)
         self._health = Health(self._for_clients, self._for_workers)

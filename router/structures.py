@@ -19,7 +19,7 @@ from pdserve.structure import Structure
 from pdserve.token_matcher import TokenMatcher
 from pdserve.tokenizer import Tokenizer
 from router.metrics import RouterMetrics
-from router.model_text import Work
+from router.work import Work
 
 if TYPE_CHECKING:
     from pdserve.grammar.cache import StructureCache

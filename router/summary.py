@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import structlog
 
-from pdserve.errors import PdserveError
+from pdserve.errors import Code, InvalidRequest, PdserveError
 from pdserve.fields import plain_id
 from router.asked import Asked
 from router.choice_run import ChoiceRun
@@ -41,9 +42,35 @@ def refusals_told(request_id: str, metrics: RouterMetrics) -> Iterator[None]:
     except PdserveError as error:
         status = error.code.value
         metrics.requests.labels(status=status).inc()
+        count_too_large(error, metrics)
         shown = "" if plain_id(request_id) else request_id
         log.info("request.refused", request_id=shown, status=status, error=str(error))
         raise
+    except asyncio.CancelledError:
+        metrics.requests.labels(status=Code.CANCELLED.value).inc()
+        raise
+
+
+def tell_unread(error: PdserveError, metrics: RouterMetrics) -> None:
+    """A message was refused before anybody knew of what request."""
+    count_too_large(error, metrics)
+    log.info("request.refused", request_id="", status=error.code.value, error=str(error))
+
+
+@contextmanager
+def large_ones_counted(metrics: RouterMetrics) -> Iterator[None]:
+    """Of a call that is no request: only that it was refused for its size."""
+    try:
+        yield
+    except PdserveError as error:
+        count_too_large(error, metrics)
+        raise
+
+
+def count_too_large(error: PdserveError | None, metrics: RouterMetrics) -> None:
+    """Of a request that ends with this."""
+    if isinstance(error, InvalidRequest) and error.too_large:
+        metrics.too_large.labels(what=error.too_large).inc()
 
 
 def log_finished(
@@ -63,6 +90,7 @@ def log_finished(
     now_s = asked.clock.now_s()
     status = "OK" if error is None else error.code.value
     metrics.requests.labels(status=status).inc()
+    count_too_large(error, metrics)
     choices = [run.choice for run in runs]
     for choice in choices:
         if choice.times.ttft_s is not None:

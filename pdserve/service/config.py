@@ -134,8 +134,18 @@ class RouterConfig:
         unit="tokens",
         least=0,
     )
+    max_request_bytes: int = setting(
+        4 << 20, "largest message of a client", unit="bytes", least=1 << 16, most=1 << 30
+    )
+    max_reading_bytes: int = setting(
+        64 << 20,
+        "bytes of requests that are parsed, rendered or tokenized, or wait for it; above that a user may have "
+        "an even share of it",
+        unit="bytes",
+        least=1 << 20,
+    )
     max_message_bytes: int = setting(
-        64 << 20, "largest gRPC message that routers and workers accept", unit="bytes", least=1 << 16
+        64 << 20, "largest message between routers and workers", unit="bytes", least=1 << 16
     )
 
     def __post_init__(self) -> None:

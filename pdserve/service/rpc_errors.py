@@ -95,13 +95,17 @@ def reading(behaviour: Callable[..., Any], deserializer: Callable[[bytes], Any] 
     read = deserializer
 
     def call(raw: bytes, context: Any) -> Any:
-        try:
-            message = read(raw)
-        except DecodeError:
-            raise errors.InvalidRequest("the message is none of this call's", num_bytes=len(raw)) from None
-        return behaviour(message, context)
+        return behaviour(parsed(raw, read), context)
 
     return call
+
+
+def parsed(raw: bytes, deserializer: Callable[[bytes], Any]) -> Any:
+    """A message. Raises InvalidRequest."""
+    try:
+        return deserializer(raw)
+    except DecodeError:
+        raise errors.InvalidRequest("the message is none of this call's", num_bytes=len(raw)) from None
 
 
 class ErrorInterceptor(_Interceptor):

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from router.app import RouterApp
-from router.model_text import InlineWork
+from router.work import InlineWork
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import SimCluster

@@ -12,8 +12,8 @@ from pdserve.clock import SystemClock
 from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.metrics import RouterMetrics
-from router.model_text import ThreadWork
 from router.structures import Structures
+from router.work import ThreadWork
 from tests.integration.children.proving import bench
 from tests.support.footprint import Footprint
 

@@ -46,7 +46,7 @@ from pdserve.tokenizer import Tokenizer
 from router.admission import Place
 from router.app import RouterApp
 from router.conductor import Conductor
-from router.model_text import InlineWork, Work
+from router.work import InlineWork, Work
 from tests.support.memory_session import MemoryWire
 from tests.support.virtual_loop import VirtualLoop, run_virtual
 

@@ -18,7 +18,7 @@ from pdserve.service.rpc_errors import ERROR_KEY, RETRY_AFTER_KEY
 from router.app import RouterApp
 from router.door import InferenceServicer
 from router.gate import GENERATE, Gate
-from router.model_text import InlineWork
+from router.work import InlineWork
 from tests.support.waiting import until
 from tests.unit.router.scripted import config
 

@@ -25,7 +25,7 @@ from pdserve.service.rpc import bind, make_server
 from pdserve.service.secret import Unauthenticated
 from router.admin_door import AdminServicer
 from router.app import RouterApp
-from router.model_text import InlineWork
+from router.work import InlineWork
 from tests.support.memory_session import MemoryWire
 from tests.unit.router.scripted import Cluster, config, hello, load, virtual
 

@@ -18,8 +18,8 @@ from pdserve.sampling import FinishReason
 from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.metrics import RouterMetrics
-from router.model_text import InlineWork, Work
 from router.structures import Structures
+from router.work import InlineWork, Work
 from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import VirtualLoop
 from tests.unit.router.conversation import A, B, C, until_running

@@ -43,7 +43,11 @@ BAD: list[tuple[pb.GenerateRequest, str]] = [
         "continue_final_message needs a last message of the assistant",
     ),
     (chat(("user", "hi"), tools_json="{}"), "JSON list"),
-    (chat(("user", "hi"), tools_json="[" * 100_000), "JSON list"),
+    (chat(("user", "hi"), tools_json="[" * 60_000), "JSON list"),
+    (
+        chat(("user", "hi"), tools_json="[]," * 33_000),
+        r"the chat's JSON fields hold too much .*65536 .*value=66000",
+    ),
     (said_with("[]"), "extra_json must be a JSON object .*message_index=1, value=\\[\\]"),
     (said_with("{"), "extra_json must be a JSON object"),
     (said_with('{"content": "x"}'), "extra_json must not hold content"),
@@ -147,7 +151,10 @@ def test_lists_that_are_too_long_are_refused_before_they_are_read(msg: pb.Genera
 
 def test_a_long_prompt_of_which_little_is_kept_is_none() -> None:
     msg = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 500), truncate_prompt_tokens=7)
-    assert checked(msg, Limits(window_tokens=50)).input == (1,) * 500
+    assert checked(msg, Limits(window_tokens=50)).input == (1,) * 7
+    msg.truncate_prompt_tokens = 50
+    with pytest.raises(InvalidRequest, match=r"fit the window .*value=51, num_prompt_tokens=50"):
+        checked(msg, Limits(window_tokens=50))
 
 
 def asks(**fields: Any) -> GenerateRequest:
