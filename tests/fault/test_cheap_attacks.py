@@ -1,0 +1,135 @@
+"""While somebody sends what is cheap to send and dear to read, nobody else notices.
+
+Eight streams run all the time. What the router's loop was held up for is the router's own figure
+(`pdserve_loop_held_seconds`): the lesser of how late a timer came and the CPU time that the process took meanwhile. The
+machine that runs this has other work, too, and a gap seen by a client would be that work's as well; a router that reads
+60 MB on its loop takes CPU time on any machine. It is compared with the same streams before, without attacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import grpc.aio
+import pytest
+
+from pdserve.client import AsyncClient
+from tests.support.asking import Question, ask, at_rest
+from tests.support.attacks import ATTACKS, WINDOW_TOKENS, Attack
+from tests.support.processes import LocalCluster, ProcessRow, sum_samples
+
+NUM_STREAMS = 8
+MOST_HELD_S = 0.2
+QUIET_TOKENS = 2_000
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Streams:
+    """Streams that go on and on; each text is compared with what it must be."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self.num_tokens = 0
+        self._more = asyncio.Condition()
+        self._over = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with AsyncClient(self._target) as client, asyncio.TaskGroup() as group:
+            for seed in range(NUM_STREAMS):
+                group.create_task(self._stream(client, Random(seed)))
+            try:
+                yield
+            finally:
+                self._over = True
+
+    async def _stream(self, client: AsyncClient, random: Random) -> None:
+        while not self._over:
+            seen = 0
+
+            def on_tokens(count: int) -> None:
+                nonlocal seen
+                self.num_tokens += count - seen
+                seen = count
+
+            await ask(client, Question.draw(random, 40, 400), on_tokens)
+            async with self._more:
+                self._more.notify_all()
+
+    async def go_on(self, num_tokens: int) -> None:
+        """Until they have brought so many more."""
+        wanted = self.num_tokens + num_tokens
+        async with self._more, asyncio.timeout(300):
+            await self._more.wait_for(lambda: self.num_tokens >= wanted)
+
+
+class Figures:
+    """What a router's metrics say since they were read last."""
+
+    def __init__(self, row: ProcessRow) -> None:
+        self._row = row
+        self._seen: dict[str, float] = {}
+
+    async def since_then(self) -> tuple[float, float, float]:
+        """How often the loop was held up for longer than MOST_HELD_S, for how long in all, sessions that ended."""
+        text = await asyncio.to_thread(self._read)
+        name = "pdserve_loop_held_seconds"
+        times = sum_samples(text, f"{name}_count", {})
+        short = sum_samples(text, f"{name}_bucket", {"le": f"{MOST_HELD_S:g}"})
+        assert times >= short > 0
+        return (
+            self._more("long", times - short),
+            self._more("held", sum_samples(text, f"{name}_sum", {})),
+            self._more("left", sum_samples(text, "pdserve_workers_left_total", {})),
+        )
+
+    def _more(self, name: str, value: float) -> float:
+        before = self._seen.get(name, 0.0)
+        self._seen[name] = value
+        return value - before
+
+    def _read(self) -> str:
+        with urllib.request.urlopen(f"http://{self._row.metrics}/metrics", timeout=60) as answer:
+            return str(answer.read().decode())
+
+
+async def attack(target: str, what: Attack) -> None:
+    """From connections of its own; every answer must be one of those that are meant."""
+
+    async def one() -> grpc.StatusCode:
+        options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(target, options=options) as channel:
+            return await what.send(channel)
+
+    ended = await asyncio.gather(*[one() for _ in range(what.at_once)])
+    assert set(ended) <= set(what.ends), f"{what.name}: {set(ended)}"
+
+
+async def test_cheap_attacks_hold_up_nobody(tmp_path: Path) -> None:
+    num_blocks = str(64 * WINDOW_TOKENS // 16)
+    flags = ("--engine", "fake", "--engine.num-blocks", num_blocks, "--prefill", "1", "--decode", "1")
+    with LocalCluster(tmp_path, *flags) as cluster:
+        figures, streams = Figures(cluster.row("router")), Streams(cluster.target)
+        workers = [cluster.row(role).id for role in ("prefill", "decode")]
+        found: list[str] = []
+        async with streams.running():
+            await streams.go_on(QUIET_TOKENS)
+            quiet, held_s, _ = await figures.since_then()
+            print(f"{held_s:.3f} s held up in all: without attacks")
+            for what in ATTACKS:
+                await attack(cluster.target, what)
+                await streams.go_on(100)
+                times, held_s, left = await figures.since_then()
+                print(f"{held_s:.3f} s held up in all: {what.name}")
+                if times > quiet or left:
+                    found.append(f"{what.name}: held up {times:.0f} times, {left:.0f} sessions ended")
+        assert len(ATTACKS) >= 40
+        assert not found, "\n".join(found) + cluster.log_tail()
+        async with AsyncClient(cluster.target) as client:
+            await at_rest(client, workers)
+        assert cluster.metric(cluster.row("router"), "pdserve_reading_bytes") == 0
