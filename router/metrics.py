@@ -42,7 +42,7 @@ class RouterMetrics:
             "pdserve_queue_places",
             "Places taken of router.max_queued_requests: arrived, and not yet placed on a pair.",
         )
-        self.queue_tokens = gauge("pdserve_queue_tokens", "Prompt tokens of these.")
+        self.queue_tokens = gauge("pdserve_queue_tokens", "Prompt tokens of attempts waiting for a pair.")
         self.refused = counter(
             "pdserve_queue_refused",
             "Calls refused at once: no place was free, or they couldn't make their deadline.",
@@ -66,7 +66,7 @@ class RouterMetrics:
         self.replays_running = gauge("pdserve_replays_running", "Replays placed and not yet running.")
         self.prompt_tokens = counter("pdserve_prompt_tokens", "Prompt tokens of requests.")
         self.cached_tokens = counter(
-            "pdserve_prompt_tokens_cached", "Of these, those that were prefix cache hits."
+            "pdserve_prompt_tokens_cached", "Prompt tokens of requests that were prefix cache hits."
         )
         self.tokens = counter(
             "pdserve_completion_tokens",
@@ -76,7 +76,7 @@ class RouterMetrics:
             "pdserve_structures_compiled", "Structures compiled, or tried, by kind.", "kind"
         )
         self.structure_compile_s = histogram(
-            "pdserve_structure_compile_seconds", "What that took.", _COMPILE_S
+            "pdserve_structure_compile_seconds", "What compiling a structure took.", _COMPILE_S
         )
         self.structure_hits = counter(
             "pdserve_structure_cache_hits", "Requests whose structure was compiled already, or just being so."

@@ -51,12 +51,16 @@ class WorkerMetrics:
         )
         self.load_s = Gauge("pdserve_model_load_seconds", "What loading the model took.", registry=r)
         self.model_bytes = Gauge("pdserve_model_bytes", "Size of the model's weights as stored.", registry=r)
-        self.loaded_bytes = Gauge("pdserve_model_loaded_bytes", "Of these, what is loaded.", registry=r)
+        self.loaded_bytes = Gauge(
+            "pdserve_model_loaded_bytes", "Bytes of the weights that are loaded.", registry=r
+        )
         self.running = Gauge("pdserve_running_sequences", "Sequences in the batch.", registry=r)
         self.waiting = Gauge(
             "pdserve_waiting_requests", "Requests that wait for blocks or their turn.", registry=r
         )
-        self.queued_tokens = Gauge("pdserve_queued_prompt_tokens", "Prompt tokens of these.", registry=r)
+        self.queued_tokens = Gauge(
+            "pdserve_queued_prompt_tokens", "Prompt tokens of requests that wait.", registry=r
+        )
         self.draining = Gauge("pdserve_draining", "1 while the worker drains.", registry=r)
         self.routers = Gauge("pdserve_routers_joined", "Routers that it has joined.", registry=r)
         self.steps = Total(r, "pdserve_steps", "Engine steps.")
@@ -66,10 +70,12 @@ class WorkerMetrics:
         self.cache_query_tokens = Total(
             r, "pdserve_cache_query_tokens", "Prompt tokens looked up in the cache."
         )
-        self.cache_hit_tokens = Total(r, "pdserve_cache_hit_tokens", "Of these, those that were there.")
+        self.cache_hit_tokens = Total(r, "pdserve_cache_hit_tokens", "Prompt tokens found in the cache.")
         self.preemptions = Total(r, "pdserve_preemptions", "Running sequences whose blocks were taken back.")
         self.masks = Total(r, "pdserve_structure_masks", "Token masks made for structures.")
-        self.mask_s = Total(r, "pdserve_structure_mask_seconds", "What making them took, between steps.")
+        self.mask_s = Total(
+            r, "pdserve_structure_mask_seconds", "What making token masks took, between steps."
+        )
         self.revocations = Total(r, "pdserve_revocations", "Grants taken back before their commit.")
         self.ignored = Total(r, "pdserve_ignored_messages", "Messages about attempts that had ended.")
         self.failures = Total(r, "pdserve_failures", "Attempts that failed here, by error.", ("error",))
