@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 
@@ -15,6 +14,7 @@ from kv_transfer.transports.stream_channel import StreamChannel
 from pdserve.errors import InvalidRequest
 from pdserve.kv_memory import ByteSpan, HostMemory
 from pdserve.memfd import MemfdMemory
+from tests.support.descriptors import num_pools_open
 
 NUM_BYTES = 8192
 
@@ -82,10 +82,6 @@ def _descriptor(memory: MemfdMemory) -> int:
     return descriptor
 
 
-def _num_open() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_one_descriptor_is_mapped_and_read(ends: tuple[StreamChannel, socket.socket]) -> None:
     channel, far = ends
     pool = MemfdMemory(NUM_BYTES)
@@ -110,11 +106,11 @@ def test_none_and_several_are_refused_and_closed(
     memory = MemfdMemory(NUM_BYTES)
     assert channel.sharing is not None
     channel.sharing.expect_memory()
-    before = _num_open()
+    before = num_pools_open()
     socket.send_fds(far, [encode(Memory(), 1)], [_descriptor(memory)] * num_descriptors)
     taker = _receive(channel)
     assert taker.error is not None and "want one descriptor" in str(taker.error)
-    assert _num_open() == before and not channel.reads_itself
+    assert num_pools_open() == before and not channel.reads_itself
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
@@ -129,10 +125,10 @@ def test_what_comes_unasked_stays_with_the_kernel(
         channel.sharing.expect_memory()
         socket.send_fds(far, [encode(Memory(), 1)], [_descriptor(memory)])
         assert _receive(channel).error is None
-    before = _num_open()
+    before = num_pools_open()
     socket.send_fds(far, [encode(Memory(), 1)], [_descriptor(memory)])
     assert _receive(channel).num_frames == 1
-    assert _num_open() == before
+    assert num_pools_open() == before
 
 
 def test_what_came_for_a_frame_that_never_does_is_closed_with_the_connection(
@@ -141,9 +137,10 @@ def test_what_came_for_a_frame_that_never_does_is_closed_with_the_connection(
     channel, far = ends
     memory = MemfdMemory(NUM_BYTES)
     assert channel.sharing is not None
-    before = _num_open()
+    before = num_pools_open()
     channel.sharing.expect_memory()
     socket.send_fds(far, [encode(Memory(), 1)[:5]], [_descriptor(memory)])
-    assert _receive(channel).num_frames == 0 and _num_open() == before + 1
+    assert _receive(channel).num_frames == 0 and num_pools_open() == before + 1
     channel.close("gone")
-    assert _num_open() == before - 1, "its own socket is closed, too"
+    assert num_pools_open() == before
+    assert far.recv(1) == b"", "its own socket is closed, too"
