@@ -53,7 +53,7 @@ class Limits:
 
     def check_fits(self, num_prompt_tokens: int, max_tokens: int | None) -> None:
         """Raises InvalidRequest if a prompt and its output don't fit the window."""
-        needed = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
+        needed = num_prompt_tokens + (max_tokens or 1)
         if self.window_tokens is not None and needed > self.window_tokens:
             raise InvalidRequest(
                 "prompt and max_tokens don't fit the window",

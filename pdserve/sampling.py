@@ -54,7 +54,8 @@ class SamplingParams:
         (), "never this word", max_items=128, characters=(1, 128), means="none", flag="--bad-word")
     min_tokens: int = setting(0, "nothing ends the text before so many tokens", least=0, most=UINT32)
     max_tokens: int | None = setting(
-        None, "most tokens to generate", least=1, most=UINT32, means="what is left of the window")
+        None, "most tokens to generate; 0 = only the prompt is computed", least=0, most=UINT32,
+        means="what is left of the window")
     stop: tuple[str, ...] = setting((), "end before this text", max_items=16, characters=(1, 256), means="none")
     include_stop: bool = setting(False, "show the stop text, or the stop id's text")
     stop_token_ids: tuple[int, ...] = setting(
@@ -65,6 +66,11 @@ class SamplingParams:
         None, "log probability of each token and of the N most likely ones", least=0, most=20, means="none")
     prompt_logprobs: int | None = setting(None, "the same for the prompt's tokens", least=0, most=20, means="none")
     # fmt: on
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether nothing is wanted but what is computed of the prompt."""
+        return self.max_tokens == 0
 
     def check(self) -> None:
         """Every rule that needs no model. Raises InvalidRequest naming the field, the limit and the value."""
@@ -99,7 +105,8 @@ class TokenLogprobs:
 class SampleKey:
     """Everything the sampler of one choice knows besides ids: with these and the ids it is a pure function.
 
-    max_tokens    resolved: an attempt's bound on generated tokens, counted from num_prompt_tokens
+    max_tokens    resolved: an attempt's bound on generated tokens, counted from num_prompt_tokens; at least 1, as who
+                  computes a prompt also samples
     bad_word_ids  params.bad_words as ids, each one a sequence that must not be completed
     """
 

@@ -26,10 +26,11 @@ class PrefillState(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PrefillAttempt(WorkerAttempt[PrefillState]):
-    """Engine owner only."""
+    """Engine owner only. ends_here: its first token is its last, so its KV is offered to nobody."""
 
     lease: OfferedLease
     num_tokens: int
+    ends_here: bool
     state: PrefillState = PrefillState.QUEUED
     begun_s: float = 0.0
     holds_credit: bool = True

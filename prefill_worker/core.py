@@ -163,6 +163,7 @@ class PrefillCore:
             progress_s=received_s,
             lease=lease,
             num_tokens=num_tokens,
+            ends_here=num_tokens + 1 >= start.num_prompt_tokens + start.key.max_tokens,
         )
         self._desk.take_in(attempt, start)
         self._by_lease[start.lease_id] = attempt
@@ -208,6 +209,8 @@ class PrefillCore:
         self._desk.say_progress(attempt)
 
     def _offer(self, attempt: PrefillAttempt, num_computed: int) -> None:
+        if attempt.ends_here:
+            return  # nobody would use it
         block_size = self._engine.pool.block_size
         complete = num_computed == attempt.num_tokens
         upto = attempt.lease.num_blocks if complete else num_computed // block_size

@@ -149,6 +149,9 @@ class Choice:
                 self._metrics.overrun_tokens.inc()
                 continue
             count += 1
+            if self.key.params.only_prompt:
+                self.reason = FinishReason.LENGTH
+                continue
             if logprobs:
                 self.sum_logprob += logprobs[place].logprob
                 self._held_logprobs.append(logprobs[place])
@@ -245,6 +248,8 @@ class Choice:
     def finished(self, now_s: float, num_attempts: int, delivered_as: int) -> Finished:
         """The closing event; now_s: when the client takes it; delivered_as: the client's number for this choice."""
         assert self.reason is not None, "a choice finishes with a reason"
+        if self.key.params.only_prompt:
+            self.times.on_first_written(now_s)  # all that comes
         prefill, decode = self.pair or ("", "")
         return Finished(
             choice=delivered_as,

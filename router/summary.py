@@ -93,7 +93,7 @@ def log_finished(
     count_too_large(error, metrics)
     choices = [run.choice for run in runs]
     for choice in choices:
-        if choice.times.ttft_s is not None:
+        if choice.times.ttft_s is not None and choice.num_generated:
             metrics.ttft_s.observe(choice.times.ttft_s)
         if choice.times.queue_s is not None:
             metrics.queue_s.observe(choice.times.queue_s)

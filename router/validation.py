@@ -56,7 +56,7 @@ def check_start(key: SampleKey, matcher: TokenMatcher) -> None:
 
 
 def resolve_max_tokens(request: GenerateRequest, num_prompt_tokens: int, window_tokens: int) -> int:
-    """The bound on generated tokens: what was asked for, or what is left of the window.
+    """The bound on generated tokens: what was asked for, or what is left of the window; at least 1.
 
     Raises InvalidRequest naming the window and the prompt's length if they, or min_tokens, don't fit.
     """
@@ -64,6 +64,7 @@ def resolve_max_tokens(request: GenerateRequest, num_prompt_tokens: int, window_
     limits = Limits(window_tokens=window_tokens)
     limits.check_fits(num_prompt_tokens, max_tokens)
     resolved = window_tokens - num_prompt_tokens if max_tokens is None else max_tokens
+    resolved = max(resolved, 1)  # the first token is sampled, and not shown if none is wanted
     if request.sampling.min_tokens > resolved:
         raise InvalidRequest(
             "min_tokens are more than what is left of the window",

@@ -14,7 +14,7 @@ from pdserve.engine.fake_runner import FakeRunner
 from pdserve.engine.port import Row, RowOutput
 from pdserve.errors import InvalidRequest
 from pdserve.messages import Role
-from pdserve.request import Event, GenerateRequest, Prompt, Started, Tokens
+from pdserve.request import Event, Finished, GenerateRequest, Prompt, Started, Tokens
 from pdserve.sampling import FinishReason, SamplingParams
 from pdserve.service.config import Config, EngineConfig, RouterConfig
 from pdserve.structure import Structure
@@ -140,7 +140,8 @@ def check_prompt(answer: Completion, events: list[Event], top: int, prompt: tupl
     assert answer.prompt_logprobs == fake_rule.expected_prompt_logprobs(prompt, top)
     kinds = [type(event) for event in events]
     assert kinds[0] is Started
-    assert Prompt not in kinds[kinds.index(Tokens) :]
+    behind = next(at for at, kind in enumerate(kinds) if kind in (Tokens, Finished))
+    assert Prompt not in kinds[behind:]
     parts = [event for event in events if isinstance(event, Prompt)]
     assert tuple(token for part in parts for token in part.token_ids) == prompt
 
@@ -200,6 +201,31 @@ def test_prompt_logprobs_in_a_tight_pool(workers: tuple[tuple[str, Role], ...]) 
     for each, answer in zip(asked, served(workers, talk, num_blocks=20, config=SMALL_CHUNKS), strict=True):
         assert answer.prompt_logprobs == fake_rule.expected_prompt_logprobs(PROMPT, 1)
         assert answer.token_ids == expected(each, PROMPT)[0]
+
+
+@either_way
+@pytest.mark.parametrize("n", [1, 3])
+def test_scoring_generates_nothing(workers: tuple[tuple[str, Role], ...], n: int) -> None:
+    asked = replace(request(max_tokens=0, prompt_logprobs=2), n=n, echo=True)
+    events: list[Event] = []
+    answer = served(workers, lambda cluster: ask(cluster, asked, events.append), config=SMALL_CHUNKS)
+    check_prompt(answer, events, 2)
+    assert answer.prompt_logprobs == fake_rule.expected_prompt_logprobs(PROMPT, 2)
+    assert [done.token_ids for done in answer.choices] == [()] * n
+    for done in answer.choices:
+        usage = done.finished.usage
+        assert (usage.num_prompt_tokens, usage.num_completion_tokens) == (len(PROMPT), 0)
+        assert (done.text, done.finished.reason, done.finished.kv_bytes) == ("", FinishReason.LENGTH, 0)
+        timings = done.finished.timings
+        assert 0 < timings.ttft_ms == timings.total_ms
+
+
+@pytest.mark.parametrize("victim", ["p0", "d0"])
+def test_scoring_outlives_a_killed_worker(victim: str) -> None:
+    asked = request(max_tokens=0, prompt_logprobs=1)
+    answer = served(ONE_PAIR, lambda cluster: ask_and(cluster, asked, 0, victim), config=SMALL_CHUNKS)
+    assert answer.prompt_logprobs == fake_rule.expected_prompt_logprobs(PROMPT, 1)
+    assert answer.token_ids == ()
 
 
 @either_way

@@ -97,6 +97,7 @@ class TestOnePrompt:
         (first,) = bench.said(FirstToken)
         assert isinstance(first, FirstToken) and first.final
         assert bench.leases(CommitLease) == [] and bench.leases(WithdrawLease) == []
+        assert bench.offers(1) == []
         bench.close(1, Revoked("the router aborted the decode worker"))
         assert not bench.said(Failed)
         bench.assert_at_rest()

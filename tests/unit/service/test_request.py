@@ -63,7 +63,7 @@ BAD: list[tuple[pb.GenerateRequest, str]] = [
     (sampling(top_p=0.0), "top_p .*value=0"),
     (sampling(top_p=1.5), "top_p .*value=1.5"),
     (sampling(top_p=float("nan")), "top_p"),
-    (sampling(max_tokens=0), "max_tokens out of range .*value=0"),
+    (sampling(max_tokens=0, min_tokens=1), "min_tokens must not exceed max_tokens .*limit=0, value=1"),
     (sampling(max_tokens=3, min_tokens=4), "min_tokens .*limit=3, value=4"),
     (sampling(stop=["x"] * 17), "stop has too many entries .*limit=16, value=17"),
     (sampling(stop=[""]), r"stop\[0\]'s length .*value=0"),
