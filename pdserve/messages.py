@@ -428,23 +428,20 @@ class TokenizerFile:
     last: bool
 
 
-Up = (
-    Hello
-    | Load
-    | Heartbeat
-    | PairState
-    | Credits
-    | Granted
+AttemptMessage = (
+    Granted
     | Waiting
     | Refused
     | Progress
     | FirstToken
     | PromptLogprobs
     | DecodeStarted
-    | Step
     | SequenceFinished
     | Failed
-    | TokenizerFile
-    | Unsound
-    | BlockEvents
 )
+"""What comes under an attempt's handle, beside the tokens in Step."""
+
+WorkerMessage = Hello | Load | Heartbeat | PairState | Credits | TokenizerFile | Unsound
+"""What a worker says of itself."""
+
+Up = AttemptMessage | Step | BlockEvents | WorkerMessage

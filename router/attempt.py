@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pdserve.clock import Clock
 from pdserve.errors import InvariantViolated, PdserveError, StepFailed, WorkerLost, from_failure
 from pdserve.messages import (
+    AttemptMessage,
     DecodeStarted,
     Failed,
     FirstToken,
@@ -33,8 +34,9 @@ from pdserve.messages import (
 from pdserve.sampling import FinishReason
 from pdserve.service.config import TimeoutsConfig
 from router.choice import Choice
-from router.member import AttemptMessage, Member
+from router.member import Member
 from router.phase_clock import AttemptPhase, PhaseClock
+from router.placement import Placement
 from router.timings import AttemptTimes
 from router.token_flow import TokenFlow
 
@@ -61,8 +63,7 @@ class Attempt:
     def __init__(
         self,
         start: StartDecode,
-        prefill: Member | None,
-        decode: Member,
+        placement: Placement,
         choice: Choice,
         outcome: asyncio.Future[Outcome],
         *,
@@ -73,18 +74,19 @@ class Attempt:
     ) -> None:
         self.handle = start.handle
         self.name = start.name
-        self.prefill = prefill
-        self.decode = decode
+        self.prefill = prefill = placement.prefill
+        self.decode = placement.decode
         self.times = AttemptTimes(credit_held_s=clock.now_s(), local=prefill is None)
         self.outcome = outcome
         self.prefilled_tokens = 0  # P's progress
         self.started = False  # D's verdict was DecodeStarted
         self._start = start
+        self._num_uncached = placement.expected.num_uncached
         self._choice = choice
         self._clock = clock
         self._deadline_left_s = deadline_left_s
         self._on_settled: Callable[[], None] | None = on_settled
-        self.phase_clock = PhaseClock(timeouts, clock, prefill, decode, self._late)
+        self.phase_clock = PhaseClock(timeouts, clock, prefill, self.decode, self._late)
         self._tokens = TokenFlow(start, choice, self.times)
         self._prefill_written = False
         self._prefill_over = prefill is None  # P has ended its part itself, or its session is gone
@@ -105,28 +107,23 @@ class Attempt:
 
     # --- begin
 
-    def start(self, *, num_blocks: int, num_uncached_tokens: int) -> None:
-        """Book it on both workers and ask the decode worker.
-
-        num_blocks           what it will hold there
-        num_uncached_tokens  what is to be prefilled, as far as is known
-        """
+    def start(self) -> None:
+        """Book it on both workers and ask the decode worker."""
         now_s = self._clock.now_s()
+        num_tokens, num_uncached = len(self._start.token_ids), self._num_uncached
+        num_blocks = num_tokens // self.decode.hello.block_size + 1
         self.decode.open_leg(self.handle, self)
-        self.decode.accounting.assign(
-            self.handle, num_uncached_tokens if self.prefill is None else 0, num_blocks, now_s
-        )
+        self.decode.accounting.assign(self.handle, 0 if self.prefill else num_uncached, num_blocks, now_s)
         if self.prefill is not None:
             self.prefill.open_leg(self.handle, self)
-            self.prefill.credit.hold(self.handle, len(self._start.token_ids))
-            self.prefill.accounting.assign(self.handle, num_uncached_tokens, 0, now_s)
+            self.prefill.credit.hold(self.handle, num_tokens)
+            self.prefill.accounting.assign(self.handle, num_uncached, 0, now_s)
         self.decode.send(self._start)
         self.times.decode_written_s = now_s
-        self.phase_clock.start()
 
     # --- messages
 
-    def on_message(self, member: Member, message: AttemptMessage) -> None:
+    def on_message(self, member: Member, message: AttemptMessage | StepTokens) -> None:
         """One message of one of the two workers."""
         try:
             if member is self.decode:
@@ -138,7 +135,7 @@ class Attempt:
         if self._choice.reason is FinishReason.STOP_TEXT:  # of which the workers don't know
             self._end(Outcome())
 
-    def _from_decode(self, message: AttemptMessage) -> None:
+    def _from_decode(self, message: AttemptMessage | StepTokens) -> None:
         match message:
             case StepTokens():
                 if self._tokens.take(message):
@@ -168,7 +165,7 @@ class Attempt:
             case FirstToken() | PromptLogprobs():
                 self._unexpected(message)
 
-    def _from_prefill(self, member: Member, message: AttemptMessage) -> None:
+    def _from_prefill(self, member: Member, message: AttemptMessage | StepTokens) -> None:
         match message:
             case Progress():
                 self._on_prefill_progress(message)
@@ -395,7 +392,7 @@ class Attempt:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
-    def _unexpected(self, message: AttemptMessage) -> None:
+    def _unexpected(self, message: AttemptMessage | StepTokens) -> None:
         self._fail(
             InvariantViolated(
                 "a message that doesn't fit the attempt's state",

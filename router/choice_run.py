@@ -220,8 +220,7 @@ class ChoiceRun:
         parts, choice, need = self._parts, self.choice, ticket.need
         attempt = self.attempt = Attempt(
             self._start_decode(need, placement.prefill),
-            placement.prefill,
-            placement.decode,
+            placement,
             choice,
             ticket.outcome,
             timeouts=parts.config.timeouts,
@@ -235,10 +234,7 @@ class ChoiceRun:
         log.debug(
             "attempt.begun", handle=attempt.handle, **attempt.name.logged, prefill=prefill, decode=decode
         )
-        attempt.start(
-            num_blocks=need.num_tokens // placement.decode.hello.block_size + 1,
-            num_uncached_tokens=placement.expected.num_uncached,
-        )
+        attempt.start()
 
     def _settled(self, attempt: Attempt, placement: Placement, ticket: Ticket) -> None:
         """It runs on the decode worker, or has ended before that."""

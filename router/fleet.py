@@ -13,6 +13,7 @@ from pdserve.clock import Clock
 from pdserve.errors import Draining, NoWorker, PdserveError, Stale, StepFailed, WorkerLost
 from pdserve.ids import WorkerRef
 from pdserve.messages import (
+    AttemptMessage,
     Credits,
     Demand,
     Down,
@@ -23,6 +24,7 @@ from pdserve.messages import (
     PairState,
     Role,
     Step,
+    StepTokens,
     Superseded,
     TokenizerFile,
     Unsound,
@@ -34,7 +36,7 @@ from pdserve.session import Session
 from pdserve.wire_version import FIRST, text
 from router.identity import ModelIdentity, check_hello
 from router.liveness import Liveness
-from router.member import AttemptMessage, Member
+from router.member import Member
 from router.metrics import RouterMetrics
 from router.pairs import PairOrders
 from router.topology import Topology
@@ -242,7 +244,7 @@ class Fleet:
         if member.credit.available > held:
             self.on_change()
 
-    def _drop(self, message: AttemptMessage) -> None:
+    def _drop(self, message: AttemptMessage | StepTokens) -> None:
         """It came under a handle that is closed."""
         self._metrics.dropped_messages.labels(message=type(message).__name__).inc()
 

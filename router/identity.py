@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 from pdserve.errors import Incompatible
 from pdserve.messages import Hello
-
-_FIELDS = (
-    "model",
-    "weights_fingerprint",
-    "tokenizer_fingerprint",
-    "vocab_size",
-    "eos_token_ids",
-    "cache_seed",
-    "tp_size",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +25,11 @@ class ModelIdentity:
     @classmethod
     def of(cls, hello: Hello) -> Self:
         """The identity that this worker brings."""
-        return cls(*(getattr(hello, name) for name in _FIELDS))
+        return cls(*(getattr(hello, field.name) for field in fields(cls)))
 
     def check(self, hello: Hello) -> None:
         """Raises Incompatible naming the first field that differs and both values."""
-        for name in _FIELDS:
+        for name in (field.name for field in fields(self)):
             ours, theirs = getattr(self, name), getattr(hello, name)
             if ours != theirs:
                 raise Incompatible(

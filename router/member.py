@@ -7,47 +7,18 @@ from typing import Protocol
 
 from pdserve.errors import PdserveError
 from pdserve.ids import WorkerRef
-from pdserve.messages import (
-    Abort,
-    DecodeStarted,
-    Down,
-    Failed,
-    FirstToken,
-    Granted,
-    Hello,
-    Progress,
-    PromptLogprobs,
-    Refused,
-    Role,
-    SequenceFinished,
-    StepTokens,
-    Up,
-    Waiting,
-)
+from pdserve.messages import Abort, AttemptMessage, Down, Hello, Role, StepTokens, Up
 from pdserve.session import Session
 from router.accounting import Accounting, Credit
 from router.fitted_lines import Line, WorkerFits
 from router.liveness import Liveness
 from router.prefix_index import PrefixIndex
 
-AttemptMessage = (
-    Granted
-    | Waiting
-    | Refused
-    | Progress
-    | FirstToken
-    | PromptLogprobs
-    | DecodeStarted
-    | StepTokens
-    | SequenceFinished
-    | Failed
-)
-
 
 class Leg(Protocol):
     """What runs on a worker under one handle: the receiver of its messages."""
 
-    def on_message(self, member: Member, message: AttemptMessage) -> None: ...
+    def on_message(self, member: Member, message: AttemptMessage | StepTokens) -> None: ...
 
     def on_session_lost(self, member: Member, error: PdserveError) -> None: ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from pdserve.clock import Clock
 from pdserve.errors import PdserveError
@@ -16,43 +17,26 @@ from pdserve.request import Event, Tokens
 from router.progress_timer import ProgressTimer
 
 
+@dataclass(slots=True)
 class _Entry:
-    """make is called when the client takes the entry, with the moment of that."""
+    """made: tokens of one choice, still growing; or what makes the event, given the moment in which it is taken."""
 
-    __slots__ = ("make", "put_s")
+    put_s: float
+    made: list[Tokens] | Callable[[float], Event]
 
-    def __init__(self, make: Callable[[float], Event], put_s: float) -> None:
-        self.make = make
-        self.put_s = put_s
+    def take(self, now_s: float) -> Event:
+        return _joined(self.made) if isinstance(self.made, list) else self.made(now_s)
 
 
-class _TokenEntry(_Entry):
-    """Tokens of one choice, still growing."""
-
-    __slots__ = ("choice", "first_index", "logprobs", "texts", "token_ids")
-
-    def __init__(self, event: Tokens, put_s: float) -> None:
-        super().__init__(self._joined, put_s)
-        self.choice = event.choice
-        self.first_index = event.first_index
-        self.token_ids = list(event.token_ids)
-        self.texts = [event.text]
-        self.logprobs = list(event.logprobs)
-
-    def add(self, event: Tokens) -> None:
-        assert event.first_index == self.first_index + len(self.token_ids), "token events leave no gap"
-        self.token_ids.extend(event.token_ids)
-        self.texts.append(event.text)
-        self.logprobs.extend(event.logprobs)
-
-    def _joined(self, now_s: float) -> Tokens:
-        return Tokens(
-            choice=self.choice,
-            first_index=self.first_index,
-            token_ids=tuple(self.token_ids),
-            text="".join(self.texts),
-            logprobs=tuple(self.logprobs),
-        )
+def _joined(events: list[Tokens]) -> Tokens:
+    if len(events) == 1:
+        return events[0]
+    return replace(
+        events[0],
+        token_ids=tuple(token_id for event in events for token_id in event.token_ids),
+        text="".join(event.text for event in events),
+        logprobs=tuple(logprobs for event in events for logprobs in event.logprobs),
+    )
 
 
 class Output:
@@ -76,15 +60,16 @@ class Output:
         if not isinstance(event, Tokens):
             self.put_made(lambda now_s: event)
             return
-        last = self._entries[-1] if self._entries else None
-        if isinstance(last, _TokenEntry) and last.choice == event.choice:
-            last.add(event)
+        made = self._entries[-1].made if self._entries else None
+        if isinstance(made, list) and (last := made[-1]).choice == event.choice:
+            assert event.first_index == last.first_index + len(last.token_ids), "token events leave no gap"
+            made.append(event)
         else:
-            self._append(_TokenEntry(event, self._clock.now_s()))
+            self._append([event])
 
     def put_made(self, make: Callable[[float], Event]) -> None:
         """Add an event that is made when the client takes it."""
-        self._append(_Entry(make, self._clock.now_s()))
+        self._append(make)
 
     def end(self) -> None:
         """Nothing comes any more."""
@@ -137,12 +122,12 @@ class Output:
             self._all_taken.set()
         else:
             self._timer.pause()
-        return entry.make(now_s)
+        return entry.take(now_s)
 
-    def _append(self, entry: _Entry) -> None:
+    def _append(self, made: list[Tokens] | Callable[[float], Event]) -> None:
         if self._ended:
             return
-        self._entries.append(entry)
+        self._entries.append(_Entry(self._clock.now_s(), made))
         if len(self._entries) == 1:
             self._timer.restart(self._stall_s)
         self._wake()

@@ -26,7 +26,7 @@ class AttemptPhase(Enum):
 
 
 class PhaseClock:
-    """Begins in GRANTING, with StartDecode written. Event-loop thread only.
+    """Begins in GRANTING: StartDecode is written in this moment. Event-loop thread only.
 
     prefill   None = the decode worker prefills
     on_late   called once with the error of the phase whose time is over
@@ -49,7 +49,7 @@ class PhaseClock:
         self._prefill = prefill
         self._decode = decode
         self._on_late = on_late
-        self._written_s = clock.now_s()
+        self._written_s = self.progress_s
         self._timer = ProgressTimer(clock, self._expired)
         self._limits_s = {
             AttemptPhase.GRANTING: timeouts.grant_s,
@@ -57,10 +57,6 @@ class PhaseClock:
             AttemptPhase.HANDOFF: timeouts.handoff_s,
             AttemptPhase.RUNNING: timeouts.token_gap_s,
         }
-
-    def start(self) -> None:
-        """StartDecode is written."""
-        self._written_s = self._clock.now_s()
         self._arm()
 
     def enter(self, phase: AttemptPhase) -> None:
