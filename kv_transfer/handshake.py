@@ -21,9 +21,8 @@ from enum import Enum
 
 from kv_transfer.frames import NONCE_BYTES, PROOF_BYTES, LinkHello, Proof
 from kv_transfer.link_facts import LinkFacts, agree, common_checksum, common_transports
-from pdserve.errors import Stale
+from pdserve.errors import Stale, Unauthenticated
 from pdserve.ids import Random, WorkerRef
-from pdserve.service.secret import Unauthenticated
 
 
 class Side(Enum):

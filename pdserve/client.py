@@ -47,6 +47,7 @@ class AsyncClient:
     """Talks to one router, or to the first of several that answers. One event loop; any number of calls at once.
 
     targets  HOST:PORT, or several of them
+    api_key  if the routers ask for one
     Every method raises errors of pdserve.errors: InvalidRequest, Overloaded, DeadlineExceeded, RouterLost, …
     """
 
@@ -54,10 +55,11 @@ class AsyncClient:
         self,
         targets: str | Sequence[str],
         *,
+        api_key: str = "",
         keepalive_s: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
-        self._targets = Targets(targets, keepalive_s)
+        self._targets = Targets(targets, keepalive_s, api_key)
         self._clock = clock or SystemClock()
 
     async def __aenter__(self) -> Self:
@@ -144,7 +146,9 @@ class AsyncClient:
         timeout_s = None if ends_at_s is None else ends_at_s - self._clock.now_s()
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceeded("the deadline has passed", target=target)
-        call = self._stub(target).Generate(request.to_proto(), timeout=timeout_s)
+        call = self._stub(target).Generate(
+            request.to_proto(), timeout=timeout_s, metadata=self._targets.metadata
+        )
         try:
             async for msg in call:
                 event = event_from_proto(msg)
@@ -157,7 +161,10 @@ class AsyncClient:
 
     async def _unary(self, method: str, message: Any) -> Any:
         """A call that may be asked of any router."""
-        return await self._targets.ask(lambda target: getattr(self._stub(target), method)(message))
+        metadata = self._targets.metadata
+        return await self._targets.ask(
+            lambda target: getattr(self._stub(target), method)(message, metadata=metadata)
+        )
 
     def _stub(self, target: str) -> Any:
         return InferenceStub(self._targets.channel(target))
@@ -166,8 +173,8 @@ class AsyncClient:
 class Client:
     """The same for code without an event loop. Any thread may call; the calls run on a loop of the client's own."""
 
-    def __init__(self, targets: str | Sequence[str], *, keepalive_s: float = 1.0) -> None:
-        self._client = AsyncClient(targets, keepalive_s=keepalive_s)
+    def __init__(self, targets: str | Sequence[str], *, api_key: str = "", keepalive_s: float = 1.0) -> None:
+        self._client = AsyncClient(targets, api_key=api_key, keepalive_s=keepalive_s)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pdserve-client", daemon=True)
         self._thread.start()

@@ -30,6 +30,7 @@ class Code(Enum):
     FAILED_PRECONDITION = "FAILED_PRECONDITION"
     INTERNAL = "INTERNAL"
     UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
 
 
 _CLASSES: dict[str, type[PdserveError]] = {}
@@ -71,6 +72,18 @@ def too_large(what: str, message: str, **fields: object) -> InvalidRequest:
     error = InvalidRequest(message, **fields)
     error.too_large = what
     return error
+
+
+class Unauthenticated(PdserveError):
+    """The other side hasn't shown who it is: by an API key, or by proving the cluster secret."""
+
+    code = Code.UNAUTHENTICATED
+
+
+class PermissionDenied(PdserveError):
+    """It is known who the caller is, and that it may not do this."""
+
+    code = Code.PERMISSION_DENIED
 
 
 class UnknownModel(PdserveError):

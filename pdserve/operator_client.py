@@ -26,14 +26,20 @@ class OperatorClient:
     """One event loop. `async with OperatorClient("127.0.0.1:50052", secret=…) as operator: …`
 
     targets  HOST:PORT, or several of them
-    secret   the cluster's, if it has one
+    secret   the cluster's, if it has one; or instead
+    api_key  an admin's
     Every method raises errors of pdserve.errors, and Unauthenticated if either side doesn't know the secret.
     """
 
     def __init__(
-        self, targets: str | Sequence[str], *, secret: bytes | None = None, keepalive_s: float = 1.0
+        self,
+        targets: str | Sequence[str],
+        *,
+        secret: bytes | None = None,
+        api_key: str = "",
+        keepalive_s: float = 1.0,
     ) -> None:
-        self._targets = Targets(targets, keepalive_s)
+        self._targets = Targets(targets, keepalive_s, api_key)
         self._secret = secret
 
     async def __aenter__(self) -> Self:
@@ -82,6 +88,8 @@ class OperatorClient:
 
         async def ask_one(target: str) -> Any:
             call = getattr(AdminStub(self._targets.channel(target)), method)
+            if metadata := self._targets.metadata:
+                return await call(message, metadata=metadata, timeout=deadline_s or _ADMIT_S)
             return await (
                 await open_proven(
                     lambda metadata: call(message, metadata=metadata, timeout=deadline_s),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -35,6 +35,7 @@ from pdserve.messages import (
 )
 from pdserve.request import Chat, GenerateRequest, Limits
 from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.service.api_keys import ApiKey
 from pdserve.service.config import Config
 from pdserve.service.rpc_requests import READ_AT_ONCE_BYTES
 from pdserve.session import Session
@@ -43,6 +44,7 @@ from pdserve.tokenizer import Tokenizer
 from pdserve.wire_version import announced, spoken
 from router.admission import Admission, Place
 from router.asked import Asked
+from router.callers import Caller, Callers
 from router.choice_run import Parts
 from router.conductor import Conductor
 from router.explain import NUM_KEPT, Explained
@@ -53,7 +55,7 @@ from router.metrics import RouterMetrics
 from router.model_text import ModelText
 from router.operators import Operators
 from router.placement import Placer
-from router.status import read_placements, read_status
+from router.status import for_tenant, read_placements, read_status
 from router.structures import Structures
 from router.summary import refusals_told, tell_unread
 from router.turns import Turns
@@ -72,6 +74,7 @@ class RouterApp:
     work        where tokenizing runs: ThreadWork, or InlineWork under virtual time
     structure_work  where structures are compiled: as `work` if there is none of its own
     prover      tells beforehand whether they compile within limits; None: nobody is hostile
+    keys        who may ask, by id; None = everybody
     on_serving  called when requests become, or cease to be, servable: a pair, or a worker alone, is usable, and the
                 tokenizer is there
     """
@@ -89,9 +92,12 @@ class RouterApp:
         tokenizer: Tokenizer | None = None,
         registry: CollectorRegistry | None = None,
         on_serving: Callable[[bool], None] | None = None,
+        keys: Mapping[str, ApiKey] | None = None,
     ) -> None:
         self.id = router_id or config.router.id or draw_text_id(random, "router")
         self.metrics = RouterMetrics(registry if registry is not None else CollectorRegistry())
+        shares_cache = config.router.tenants_share_cache
+        self.callers = Callers(keys, clock, self.metrics.tenants.limited, shares_cache=shares_cache)
         self.fleet = Fleet(config.router, config.timeouts, clock, self.metrics)
         self.turns = Turns(work, clock, self.metrics, config.router.max_reading_bytes)
         self.text = ModelText(work, self.turns, tokenizer)
@@ -127,7 +133,7 @@ class RouterApp:
             learner=Learner(placer.parameters, clock, self.metrics),
             explanations=self.explanations,
         )
-        self._conductors: dict[str, Conductor] = {}
+        self._conductors: dict[tuple[str, str], Conductor] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._ticker: asyncio.TimerHandle | None = None
@@ -263,18 +269,17 @@ class RouterApp:
         limits = self.fleet.limits
         return await self.turns.call(lambda: _read(msg, limits), user=asker, num_bytes=num_bytes)
 
-    def generate(
-        self, request: GenerateRequest, *, place: Place | None = None, deadline_left_s: float | None = None
-    ) -> Conductor:
+    def generate(self, request: GenerateRequest, **how: Any) -> Conductor:
         """Check one request and begin it. Raises as `begin`, and InvalidRequest at once for one that breaks a rule."""
         with refusals_told(request.request_id, self.metrics):
             request.check(self.fleet.limits)
-        return self.begin(request, place=place, deadline_left_s=deadline_left_s)
+        return self.begin(request, **how)
 
     def begin(
         self,
         request: GenerateRequest,
         *,
+        caller: Caller | None = None,
         place: Place | None = None,
         asker: str = "",
         deadline_left_s: float | None = None,
@@ -283,21 +288,26 @@ class RouterApp:
     ) -> Conductor:
         """Accept a request that was checked; what only the model can tell of it is raised by the first event.
 
+        caller           who asks; None = where nobody is asked who it is
         place            taken when the request arrived; None = it arrives now
         asker            whose turn it takes while it is tokenized; "" = its user's
         deadline_left_s  seconds that the client gives; None = timeouts.request_s
         traceparent      of the client's call, for logs
         only             (prefill id, decode id) that alone may serve it; None = any
-        Raises InvalidRequest if its id runs already; Overloaded or Draining if the router takes no more.
+        Raises InvalidRequest if its id runs already; PermissionDenied for what its caller may not ask; Overloaded or
+        Draining if the router takes no more.
         """
+        caller = caller or self.callers.everybody
         request_id = request.request_id or draw_text_id(self._random, "req")
         with refusals_told(request_id, self.metrics):
-            if request_id in self._conductors:
+            caller.check_priority(request.priority)
+            if (name := (caller.tenant, request_id)) in self._conductors:
                 raise InvalidRequest("a request of this id is running", request_id=request_id)
             place = place or self.admission.arrive()
         if deadline_left_s is None or not math.isfinite(deadline_left_s):
             deadline_left_s = self._config.timeouts.request_s
         asked = Asked(
+            caller=caller,
             request=request,
             request_id=request_id,
             asker=asker or request.user,
@@ -307,25 +317,31 @@ class RouterApp:
             clock=self._clock,
             only=only,
         )
-        conductor = self._conductors[request_id] = Conductor(self._parts, asked, place.give_back)
+        conductor = self._conductors[name] = Conductor(self._parts, asked, place.give_back)
         self._idle.clear()
         task = self._tasks.create_task(conductor.run())
         conductor.bind(task)
-        task.add_done_callback(lambda _: self._forget(request_id, place))
+        task.add_done_callback(lambda _: self._forget(name, place))
         return conductor
 
-    def _forget(self, request_id: str, place: Place) -> None:
+    def _forget(self, name: tuple[str, str], place: Place) -> None:
         place.give_back()
-        self._conductors.pop(request_id).finish_unrun()
+        self._conductors.pop(name).finish_unrun()
         if not self._conductors:
             self._idle.set()
 
-    def abort(self, request_id: str) -> None:
-        """End a request. Raises UnknownRequest if it doesn't run here."""
-        conductor = self._conductors.get(request_id)
-        if conductor is None:
+    def abort(self, request_id: str, caller: Caller | None = None) -> None:
+        """End a request of the caller's tenant, or of any for an admin's key.
+
+        Raises UnknownRequest if it doesn't run here, or is another's.
+        """
+        caller = caller or self.callers.everybody
+        found = self._conductors.get((caller.tenant, request_id))
+        if found is None and caller.sees_all:
+            found = next((each for (_, name), each in self._conductors.items() if name == request_id), None)
+        if found is None:
             raise UnknownRequest("no such request runs at this router", request_id=request_id)
-        conductor.cancel(RequestCancelled("aborted", request_id=request_id))
+        found.cancel(RequestCancelled("aborted", request_id=request_id))
 
     async def tokenize(self, source: str | Chat, asker: str = "") -> tuple[int, ...]:
         """Ids of a text, or of a chat by the model's template. Raises InvalidRequest, Overloaded."""
@@ -368,13 +384,17 @@ class RouterApp:
         """All requests in hand; for tests and simulations."""
         return tuple(self._conductors.values())
 
-    def status(self, *, explain: bool = False) -> ClusterStatus:
-        """Workers, pairs and the queue as they are now. explain: also why requests went where they went, or wait."""
-        now_s = self._clock.now_s()
+    def status(self, *, explain: bool = False, caller: Caller | None = None) -> ClusterStatus:
+        """Workers, pairs and the queue as they are now; of a tenant's caller its own requests only.
+
+        explain  also why requests went where they went, or wait
+        """
+        caller, now_s = caller or self.callers.everybody, self._clock.now_s()
+        user = None if caller.sees_all else caller.tenant
         placements: tuple[PlacementStatus, ...] = ()
         if explain:
-            placements = read_placements(self.explanations, self.admission, now_s)
-        return read_status(
+            placements = read_placements(self.explanations, self.admission, now_s, user)
+        status = read_status(
             self.id,
             self.fleet,
             self.admission,
@@ -384,6 +404,9 @@ class RouterApp:
             self.metrics.figures(now_s),
             self._config.timeouts.seconds,
         )
+        if user is None:
+            return status
+        return for_tenant(status, self.admission, user, sum(user == tenant for tenant, _ in self._conductors))
 
     # --- readiness and drain
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pdserve.clock import Clock
 from pdserve.ids import AttemptName
 from pdserve.request import GenerateRequest
+from router.callers import Caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -17,6 +18,7 @@ class Asked:
     only   (prefill id, decode id) that alone may serve it; None = any
     """
 
+    caller: Caller
     request: GenerateRequest
     request_id: str
     asker: str
@@ -25,6 +27,16 @@ class Asked:
     deadline_s: float
     clock: Clock
     only: tuple[str, str] | None = None
+
+    @property
+    def user(self) -> str:
+        """Whose turn in the queue it takes: where there are tenants, theirs."""
+        return self.caller.tenant or self.request.user
+
+    @property
+    def cache_salt(self) -> str:
+        """Prefix cache entries are shared between equal ones."""
+        return self.caller.salt(self.request.cache_salt)
 
     def left_s(self) -> float:
         """Seconds that the client still gives."""

@@ -196,7 +196,7 @@ class ChoiceRun:
                 identity=self._identity,
                 token_ids=tuple(choice.ids),
                 max_total_tokens=choice.num_prompt_tokens + choice.key.max_tokens,
-                cache_salt=asked.request.cache_salt,
+                cache_salt=asked.cache_salt,
                 avoid=self._faults,
                 only=asked.only,
                 prefer=None if self._follows is None else self._follows.pair,
@@ -206,7 +206,7 @@ class ChoiceRun:
             queued_s=asked.received_s,
             submitted_s=self._parts.clock.now_s(),
             priority=asked.request.priority,
-            user=asked.request.user,
+            user=asked.user,
             replay=self._begun,
             left_s=asked.left_s,
             start=lambda placement: self._start(ticket, placement),
@@ -229,7 +229,7 @@ class ChoiceRun:
             on_settled=lambda: self._settled(attempt, placement, ticket),
         )
         choice.pair = prefill, decode = attempt.pair
-        self.explained = Explained(attempt.name, parts.clock.now_s(), placement.explain)
+        self.explained = Explained(self._asked.user, attempt.name, parts.clock.now_s(), placement.explain)
         parts.explanations.append(self.explained)
         log.debug(
             "attempt.begun", handle=attempt.handle, **attempt.name.logged, prefill=prefill, decode=decode

@@ -219,6 +219,7 @@ class Conductor:
         check_possible(key, identity.vocab_size)
         compiled = await self._compile_structure(key, tokenizer)
         parts.metrics.prompt_tokens.inc(len(self._prompt_ids))
+        self._asked.caller.limits.take_tokens(len(self._prompt_ids))
         for index in range(request.num_generated_choices):
             choice = self._make_choice(replace(key, choice=index), tokenizer, compiled)
             if request.resume is not None and self._kept is None:
@@ -262,11 +263,17 @@ class Conductor:
 
     def _make_choice(self, key: SampleKey, tokenizer: Tokenizer, compiled: Compiled | None) -> Choice:
         parts, request = self._parts, self._asked.request
-        put: Callable[[Tokens], None] = self._output.put
+        deliver: Callable[[Tokens], None] = self._output.put
         if self._kept is not None:
             kept: list[Tokens] = []
             self._kept.append(kept)
-            put = kept.append
+            deliver = kept.append
+        limits = self._asked.caller.limits
+
+        def put(tokens: Tokens) -> None:
+            limits.take_tokens(len(tokens.token_ids))
+            deliver(tokens)
+
         return Choice(
             self._prompt_ids,
             key,

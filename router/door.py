@@ -12,6 +12,7 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO
 from router.app import RouterApp
+from router.caller_interceptor import caller_of_call
 from router.gate import Gate
 from router.summary import large_ones_counted, refusals_told
 from router.traceparent import traceparent_of
@@ -27,11 +28,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._gate = gate
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        place, asker = self._gate.take_place(), request.user or context.peer()
+        place, caller = self._gate.take_place(), caller_of_call()
+        asker = caller.tenant or request.user or context.peer()
         with refusals_told(request.request_id, self._app.metrics):
             asked = await self._app.read(request, asker)
         generation = self._app.begin(
             asked,
+            caller=caller,
             place=place,
             asker=asker,
             deadline_left_s=context.time_remaining(),
@@ -49,11 +52,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             generation.close()
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:  # noqa: N802
-        self._app.abort(request.request_id)
+        self._app.abort(request.request_id, caller_of_call())
         return pb.AbortResponse()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
-        asker, turns = context.peer(), self._app.turns
+        asker, turns = caller_of_call().tenant or context.peer(), self._app.turns
         with large_ones_counted(self._app.metrics):
             source = await turns.call(lambda: _source(request), user=asker, num_bytes=request.ByteSize())
             ids = await self._app.tokenize(source, asker)
@@ -61,13 +64,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
         with large_ones_counted(self._app.metrics):
-            return pb.DetokenizeResponse(text=await self._app.detokenize(request.token_ids, context.peer()))
+            asker = caller_of_call().tenant or context.peer()
+            return pb.DetokenizeResponse(text=await self._app.detokenize(request.token_ids, asker))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
         return MODEL_INFO.write(await self._app.model())
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802
-        return CLUSTER_STATUS.write(self._app.status(explain=request.explain))
+        return CLUSTER_STATUS.write(self._app.status(explain=request.explain, caller=caller_of_call()))
 
 
 class _Stall:

@@ -40,8 +40,9 @@ CHOSEN = "chosen"
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One placement. placed_s: the router's clock."""
+    """One placement. user: whose; placed_s: the router's clock."""
 
+    user: str
     name: AttemptName
     placed_s: float
     verdicts: tuple[Verdict, ...]

@@ -20,7 +20,7 @@ from router.metrics import RouterMetrics
 log = structlog.get_logger()
 
 GENERATE = f"/{INFERENCE}/Generate"
-_TAKE_PLACES = (GENERATE, f"/{INFERENCE}/Tokenize", f"/{INFERENCE}/Detokenize")
+TAKE_PLACES = (GENERATE, f"/{INFERENCE}/Tokenize", f"/{INFERENCE}/Detokenize")
 TELL_EVERY_S = 1.0
 
 if TYPE_CHECKING:  # generic in the stubs only
@@ -47,13 +47,13 @@ class Gate(_Interceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if method not in _TAKE_PLACES:
+        if method not in TAKE_PLACES:
             return handler
         try:
             place = self._admission.arrive()
         except PdserveError as error:
             self._refused(error, is_request=method == GENERATE)
-            return _refusal(error)
+            return refusal(error)
         task = asyncio.current_task()
         assert task is not None, "a server's calls run in tasks"
         task.add_done_callback(lambda _: place.give_back())
@@ -101,7 +101,9 @@ class Gate(_Interceptor):
             self._told_s, self._num_refused = now_s, 0
 
 
-def _refusal(error: PdserveError) -> Any:
+def refusal(error: PdserveError) -> Any:
+    """A handler that ends a call so, whatever kind of call it is."""
+
     async def refuse(requests: Any, context: Any) -> None:
         raise error
 

@@ -14,11 +14,47 @@ from pdserve.figures import RouterFigures, Spread
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _COMPILE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+MAX_TENANTS = 64
 # What a client has caused itself.
 _CLIENTS = {
     "OK",
     *(each.value for each in (Code.CANCELLED, Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.UNAUTHENTICATED)),
 }
+
+
+class TenantMetrics:
+    """By tenant of the API keys; those beyond MAX_TENANTS count as one. Nothing where there are no keys."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, what: str, label: str) -> Counter:
+            return Counter(name, what, ("tenant", label), registry=registry)
+
+        self._requests = counter("pdserve_tenant_requests", "Requests ended, by tenant and status.", "status")
+        self._tokens = counter(
+            "pdserve_tenant_tokens", "Tokens by tenant: of prompts, and computed for answers.", "kind"
+        )
+        self._limited = counter(
+            "pdserve_tenant_limited", "Calls refused by a limit of their key, by tenant and limit.", "limit"
+        )
+        self._shown: set[str] = set()
+
+    def ended(self, tenant: str, status: str, num_prompt_tokens: int, num_completion_tokens: int) -> None:
+        """A request has ended."""
+        if tenant:
+            shown = self._label(tenant)
+            self._requests.labels(tenant=shown, status=status).inc()
+            self._tokens.labels(tenant=shown, kind="prompt").inc(num_prompt_tokens)
+            self._tokens.labels(tenant=shown, kind="completion").inc(num_completion_tokens)
+
+    def limited(self, tenant: str, limit: str) -> None:
+        """A call was refused."""
+        self._limited.labels(tenant=self._label(tenant), limit=limit).inc()
+
+    def _label(self, tenant: str) -> str:
+        if tenant not in self._shown and len(self._shown) >= MAX_TENANTS:
+            return "others"
+        self._shown.add(tenant)
+        return tenant
 
 
 class RouterMetrics:
@@ -36,6 +72,10 @@ class RouterMetrics:
 
         self.registry = registry
         self.requests = counter("pdserve_requests", "Requests ended, by status.", "status")
+        self.calls_refused = counter(
+            "pdserve_calls_refused", "Calls without a valid API key, or over its limits, by status.", "status"
+        )
+        self.tenants = TenantMetrics(registry)
         self.requests_running = gauge("pdserve_requests_running", "Requests accepted and not ended.")
         self.queue_length = gauge("pdserve_queue_requests", "Attempts waiting for a pair.")
         self.queue_places = gauge(

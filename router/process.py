@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
 import structlog
 import uvloop
@@ -31,8 +32,10 @@ from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.admin_door import AdminServicer
 from router.app import RouterApp
+from router.caller_interceptor import CallerInterceptor
 from router.door import InferenceServicer
 from router.gate import Gate
+from router.keys_follower import KeysFollower
 from router.model_folder import load_tokenizer
 from router.structures import NUM_THREADS
 from router.work import ThreadWork
@@ -61,12 +64,23 @@ async def run_router(config: Config, stop_grace_s: float = STOP_GRACE_S) -> int:
     secret = read_secret(config.cluster.secret_file)  # before the loop has anything else to do
     for setting in check_router(config, has_secret=secret is not None):
         log.warning("listener.insecure", setting=setting)
+    keys = KeysFollower(Path(config.router.keys_file)) if config.router.keys_file else None
     tokenizer = load_tokenizer(config.router.model) if config.router.model else None
     work, structure_work = ThreadWork(), ThreadWork(NUM_THREADS, "structures")
     try:
         async with StopSignals() as stop, asyncio.TaskGroup() as tasks:
             process = _Process(
-                config, router_id, secret, clock, random, work, structure_work, tasks, tokenizer, stop_grace_s
+                config,
+                router_id,
+                secret,
+                keys,
+                clock,
+                random,
+                work,
+                structure_work,
+                tasks,
+                tokenizer,
+                stop_grace_s,
             )
             await process.run(stop)
     finally:
@@ -83,6 +97,7 @@ class _Process:
         config: Config,
         router_id: str,
         secret: bytes | None,
+        keys: KeysFollower | None,
         clock: SystemClock,
         random: Random,
         work: ThreadWork,
@@ -119,7 +134,9 @@ class _Process:
             tokenizer=tokenizer,
             registry=self._registry,
             on_serving=lambda serving: self._health_changed.set(),
+            keys=None if keys is None else keys.keys,
         )
+        self._keys = keys
         timeouts, router = config.timeouts, config.router
         self._gate = Gate(self._app.admission, self._app.metrics, clock)
         reader = RequestReader(router.max_request_bytes, self._app.turns, self._app.on_unread)
@@ -128,7 +145,7 @@ class _Process:
             answer_s=timeouts.client_stall_s,
             max_message_bytes=2 * router.max_request_bytes,  # of larger ones not even the bytes are taken in
             random=random,
-            gates=(self._gate, reader),
+            gates=(CallerInterceptor(self._app.callers, self._app.metrics), self._gate, reader),
         )
         self._for_workers = make_server(
             keepalive_s=timeouts.keepalive_s,
@@ -149,12 +166,16 @@ class _Process:
                 await self._for_workers.start()
                 await self._for_clients.start()
                 self._listening = True
-                health = self._tasks.create_task(self._tell_health())
+                side_tasks = [self._tasks.create_task(self._tell_health())]
+                if self._keys is not None:
+                    side_tasks.append(self._tasks.create_task(self._keys.run(self._app.callers)))
                 log.info(
                     "router.listening", address=address, workers=workers_address, metrics=metrics_address
                 )
                 await stop.wait()
-                await self._drain(health)
+                await self._drain()
+                for task in side_tasks:
+                    task.cancel()
         finally:
             self._watch.stop()
             http.close()
@@ -199,8 +220,7 @@ class _Process:
             self._health_changed.clear()
             await self._health_changed.wait()
 
-    async def _drain(self, health: asyncio.Task[None]) -> None:
-        health.cancel()
+    async def _drain(self) -> None:
         await self._health.drain()
         await self._app.drain()
         self._app.close_sessions()

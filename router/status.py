@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from pdserve.block_messages import BlockCounts
-from pdserve.figures import RouterFigures
+from pdserve.figures import NOTHING_COUNTED, RouterFigures
 from pdserve.status import (
     CandidateStatus,
     ClusterStatus,
@@ -62,10 +63,25 @@ def read_status(
     )
 
 
+def for_tenant(status: ClusterStatus, admission: Admission, tenant: str, num_requests: int) -> ClusterStatus:
+    """What a tenant may see of it: that the router is there, and its own requests. num_requests: its own."""
+    waiting = [ticket for ticket in admission.waiting if ticket.user == tenant]
+    queue = QueueStatus(
+        num_waiting=len(waiting),
+        num_waiting_tokens=sum(len(ticket.need.token_ids) for ticket in waiting),
+        num_running=max(0, num_requests - len(waiting)),
+        limit=status.queue.limit,
+    )
+    return replace(status, workers=(), pairs=(), queue=queue, figures=NOTHING_COUNTED)
+
+
 def read_placements(
-    explanations: Iterable[Explained], admission: Admission, now_s: float
+    explanations: Iterable[Explained], admission: Admission, now_s: float, user: str | None
 ) -> tuple[PlacementStatus, ...]:
-    """The last placements, oldest first, then what waits, in the order in which it came; so many of each."""
+    """The last placements, oldest first, then what waits, in the order in which it came; so many of each.
+
+    user  whose; None = all
+    """
     placed = [
         PlacementStatus(
             request_id=each.name.request_id,
@@ -75,7 +91,9 @@ def read_placements(
             candidates=_candidates(each.verdicts),
         )
         for each in explanations
+        if user is None or each.user == user
     ]
+    tickets = [ticket for ticket in admission.waiting if user is None or ticket.user == user]
     waiting = [
         PlacementStatus(
             request_id=ticket.request_id,
@@ -84,7 +102,7 @@ def read_placements(
             age_s=now_s - ticket.submitted_s,
             candidates=_candidates(ticket.why_waiting),
         )
-        for ticket in admission.waiting[:NUM_KEPT]
+        for ticket in tickets[:NUM_KEPT]
     ]
     return (*placed, *waiting)
 

@@ -89,9 +89,11 @@ def log_finished(
     """
     now_s = asked.clock.now_s()
     status = "OK" if error is None else error.code.value
-    metrics.requests.labels(status=status).inc()
     count_too_large(error, metrics)
     choices = [run.choice for run in runs]
+    num_completion_tokens = sum(choice.num_generated for choice in choices)
+    metrics.requests.labels(status=status).inc()
+    metrics.tenants.ended(asked.caller.tenant, status, num_prompt_tokens, num_completion_tokens)
     for choice in choices:
         if choice.times.ttft_s is not None and choice.num_generated:
             metrics.ttft_s.observe(choice.times.ttft_s)
@@ -102,9 +104,11 @@ def log_finished(
         "status": status,
         "error": "" if error is None else str(error),
         "num_prompt_tokens": num_prompt_tokens,
-        "num_completion_tokens": sum(choice.num_generated for choice in choices),
+        "num_completion_tokens": num_completion_tokens,
         "took_s": round(now_s - asked.received_s, 4),
     }
+    if asked.caller.tenant:
+        fields["tenant"] = asked.caller.tenant
     if asked.traceparent:
         fields["traceparent"] = asked.traceparent
     if choices:

@@ -66,6 +66,7 @@ _COMMANDS = {
     "doctor": _Command("pdserve.cli.doctor", "move real blocks over every pair, and compare the processes"),
     "role": _Command("pdserve.cli.role", "give a running worker another role"),
     "drain": _Command("pdserve.cli.drain", "let a running worker serve what it has, and end"),
+    "keys": _Command("pdserve.cli.keys", "API keys of a router: add, list, revoke"),
     "model": _Command("pdserve.cli.model", "what is in a model folder or file"),
     "router": _Command("pdserve.cli.router", "start one router process", serves=True),
     "prefill": _Command("pdserve.cli.worker", "start one prefill worker process", serves=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,11 +20,22 @@ T = TypeVar("T")
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_OPERATORS_TARGET = "127.0.0.1:50052"
+API_KEY_VARIABLE = "PDSERVE_API_KEY"
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Where clients reach the router."""
     _add_target(parser, DEFAULT_TARGET, "a router")
+    _add_api_key(parser, "the router's, if it asks for one")
+
+
+def _add_api_key(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--api-key",
+        default="",
+        metavar="K",
+        help=f"{what}; better in {API_KEY_VARIABLE}, where other users don't see it",
+    )
 
 
 def _add_target(parser: argparse.ArgumentParser, default: str, what: str) -> None:
@@ -54,6 +66,7 @@ def add_operators(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="the cluster's secret (cluster.secret_file); that of `pdserve up` on this machine is found without",
     )
+    _add_api_key(parser, "an admin's, instead of the secret")
     _add_target(parser, DEFAULT_OPERATORS_TARGET, "a router's address for operators (router.workers_listen)")
 
 
@@ -65,7 +78,7 @@ def open_client(arguments: argparse.Namespace) -> Client:
     targets = _targets(arguments)
     from pdserve.client import Client
 
-    return Client(targets)
+    return Client(targets, api_key=_api_key(arguments))
 
 
 def ask_operators(
@@ -78,10 +91,11 @@ def ask_operators(
     """
     targets = _targets(arguments)
     secret = read_secret(arguments.secret_file or _local_secret_of(targets))
+    api_key = "" if secret is not None and not arguments.api_key else _api_key(arguments)
     from pdserve.operator_client import OperatorClient
 
     async def run() -> T:
-        async with OperatorClient(targets, secret=secret) as operator:
+        async with OperatorClient(targets, secret=secret, api_key=api_key) as operator:
             return await ask(operator)
 
     return asyncio.run(run())
@@ -95,6 +109,10 @@ def _local_secret_of(targets: Sequence[str]) -> str:
         if is_loopback(target) and file.is_file():
             return str(file)
     return ""
+
+
+def _api_key(arguments: argparse.Namespace) -> str:
+    return str(arguments.api_key or os.environ.get(API_KEY_VARIABLE, "")).strip()
 
 
 def _targets(arguments: argparse.Namespace) -> list[str]:

@@ -18,11 +18,12 @@ from typing import Any
 from pdserve.errors import InvalidRequest
 from pdserve.fields import plain_id, setting
 from pdserve.service.address import file_of, split_address
-from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of
+from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of, shown
 from pdserve.wire_version import WIRE_VERSION
 
-# Variables with our prefix that name no key: they are read by the model store before a configuration exists.
-_OTHER_VARIABLES = ("PDSERVE_CACHE_DIR",)
+# Variables with our prefix that name no key: they are read by the model store before a configuration
+# exists, or by clients.
+_OTHER_VARIABLES = ("PDSERVE_CACHE_DIR", "PDSERVE_API_KEY")
 
 
 def _address(text: str) -> str:
@@ -117,6 +118,14 @@ class RouterConfig:
         "",
         "address where workers and operators reach it; empty = 127.0.0.1, at the port after the clients'",
         verify=_address_or_none,
+    )
+    keys_file: str = setting(
+        "",
+        "API keys (`pdserve keys`), one of which clients must have; empty = clients aren't asked who they are",
+    )
+    tenants_share_cache: bool = setting(
+        False,
+        "let tenants of the keys file hit each other's prefix cache entries, which tells what others have asked",
     )
     model: str = setting(
         "", "tokenizer of this alias, folder or .gguf file; empty = the first worker sends its own"
@@ -423,17 +432,6 @@ def markdown_table() -> str:
     for key in SETTINGS:
         lines.append(f"| `{key.name}` | `{shown(key.default)}` | {key.spec.unit} | {key.doc} |")
     return "\n".join(lines) + "\n"
-
-
-def shown(value: object) -> str:
-    """A value as a TOML file has it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(f'"{part}"' for part in value) + "]"
-    return (
-        f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
-    )
 
 
 def _plain(value: object) -> object:

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from pdserve.errors import Incompatible, PdserveError, WorkerLost
+from pdserve.errors import Incompatible, PdserveError, Unauthenticated, WorkerLost
 from pdserve.ids import Random, WorkerRef
 from pdserve.messages import Down, Up
 from pdserve.rpc import convert
@@ -21,7 +21,6 @@ from pdserve.service.outbox import DEFAULT_LIMIT
 from pdserve.service.peer_proof import RouterGuard, WorkerProof
 from pdserve.service.proven_call import open_proven
 from pdserve.service.rpc import open_channel
-from pdserve.service.secret import Unauthenticated
 from pdserve.session import Session
 
 log = structlog.get_logger()

@@ -17,8 +17,9 @@ import grpc
 import structlog
 
 from pdserve.clock import Clock
+from pdserve.errors import Unauthenticated
 from pdserve.ids import Random, WorkerRef
-from pdserve.service.secret import Unauthenticated, draw_nonce, prove, proves
+from pdserve.service.secret import draw_nonce, prove, proves
 
 WORKER_KEY = "pdserve-worker"
 EPOCH_KEY = "pdserve-epoch"

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from pdserve.errors import Unauthenticated
 from pdserve.service.peer_proof import ROUTER_KEY, Metadata, WorkerProof, challenge_of, read_metadata
 from pdserve.service.rpc_errors import ServerLost, error_of
-from pdserve.service.secret import Unauthenticated
 
 
 async def open_proven(

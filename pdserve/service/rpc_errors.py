@@ -12,9 +12,8 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from pdserve import errors
-from pdserve.errors import Code, Failure, PdserveError
+from pdserve.errors import Code, Failure, PdserveError, Unauthenticated
 from pdserve.ids import Random, draw_text_id
-from pdserve.service.secret import Unauthenticated
 
 ERROR_KEY = "pdserve-error"  # trailing metadata: the class, so that a client raises the same one
 RETRY_AFTER_KEY = "retry-after-ms"

@@ -6,18 +6,11 @@ import hashlib
 import hmac
 from pathlib import Path
 
-from pdserve.errors import Code, PdserveError
 from pdserve.ids import Random
 from pdserve.service.settings import ConfigError
 
 MIN_SECRET_BYTES = 32
 NONCE_BYTES = 32
-
-
-class Unauthenticated(PdserveError):
-    """The other side did not prove the cluster secret, or wants it proven."""
-
-    code = Code.UNAUTHENTICATED
 
 
 def read_secret(path: str) -> bytes | None:

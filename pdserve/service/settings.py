@@ -122,3 +122,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"the nearest known one is {next(each for each in names if each.lower() == close[0])}"
     return f"known are {', '.join(names)}"
+
+
+def shown(value: object) -> str:
+    """A value as a TOML file has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f'"{part}"' for part in value) + "]"
+    return (
+        f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    )

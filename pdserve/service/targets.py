@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import grpc.aio
 
+from pdserve.errors import InvalidRequest
 from pdserve.request import Resume
 from pdserve.service.rpc import open_channel
 from pdserve.service.rpc_errors import ServerLost, error_of
@@ -21,13 +22,22 @@ class RouterLost(ServerLost):
 
 
 class Targets:
-    """One event loop. `addresses`: HOST:PORT, or several of them."""
+    """One event loop.
 
-    def __init__(self, addresses: str | Sequence[str], keepalive_s: float) -> None:
+    addresses  HOST:PORT, or several of them
+    api_key    said with each call, if the routers ask for one
+    """
+
+    def __init__(self, addresses: str | Sequence[str], keepalive_s: float, api_key: str = "") -> None:
         self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         if not self._addresses:
             raise ValueError("a client needs at least one target")
         self._keepalive_s = keepalive_s
+        self.metadata: tuple[tuple[str, str], ...] = ()
+        if api_key:
+            if not api_key.isascii() or not api_key.isprintable():
+                raise InvalidRequest("an API key is printable ASCII")
+            self.metadata = (("authorization", f"Bearer {api_key}"),)
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._current = 0
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from pdserve.errors import Incompatible, PdserveError, WorkerLost
+from pdserve.errors import Incompatible, PdserveError, Unauthenticated, WorkerLost
 from pdserve.ids import Random
 from pdserve.messages import (
     Down,
@@ -27,7 +27,6 @@ from pdserve.messages import (
     Up,
     Welcome,
 )
-from pdserve.service.secret import Unauthenticated
 from pdserve.session import Session
 from pdserve.wire_version import FIRST, WireVersion, spoken, text
 from pdserve.worker.cache_feed import CacheFeed

@@ -12,12 +12,12 @@ import pytest
 import structlog
 
 from pdserve import messages as m
-from pdserve.errors import WorkerLost
+from pdserve.errors import Unauthenticated, WorkerLost
 from pdserve.messages import Down, Up
 from pdserve.rpc.v1 import session_pb2_grpc
 from pdserve.service.peer_proof import NONCE_LIFE_S, Metadata, RouterGuard, challenge_of, read_metadata
 from pdserve.service.rpc import open_channel
-from pdserve.service.secret import Unauthenticated, prove, proves, read_secret
+from pdserve.service.secret import prove, proves, read_secret
 from pdserve.service.settings import ConfigError
 from pdserve.session import Session
 from tests.contract.sessions.wires import KEEPALIVE_S, grpc_server, make_dialer, no_session

@@ -12,9 +12,8 @@ import pytest
 from kv_transfer.frames import Proof
 from kv_transfer.handshake import Handshake, Side
 from kv_transfer.link_facts import LinkFacts, agree, breaks_determinism
-from pdserve.errors import Stale
+from pdserve.errors import Stale, Unauthenticated
 from pdserve.ids import Epoch, WorkerRef
-from pdserve.service.secret import Unauthenticated
 
 P = WorkerRef("prefill-1", Epoch(10, 20))
 D = WorkerRef("dé-2", Epoch(30, 40))

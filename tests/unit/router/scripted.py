@@ -45,6 +45,7 @@ from pdserve.service.config import Config, RouterConfig, TimeoutsConfig
 from pdserve.tokenizer import Tokenizer
 from router.admission import Place
 from router.app import RouterApp
+from router.callers import Caller
 from router.conductor import Conductor
 from router.work import InlineWork, Work
 from tests.support.memory_session import MemoryWire
@@ -179,6 +180,7 @@ class Cluster:
         self,
         ids: str | tuple[int, ...] = "hello",
         *,
+        caller: Caller | None = None,
         place: Place | None = None,
         deadline_left_s: float | None = None,
         **fields: Any,
@@ -188,7 +190,8 @@ class Cluster:
         sampling = SamplingParams(**{"max_tokens": 4} | {k: v for k, v in fields.items() if k in names})
         others = {k: v for k, v in fields.items() if k not in names}
         request = GenerateRequest(input=ids, sampling=sampling, **others)
-        return Client(self.app.generate(request, place=place, deadline_left_s=deadline_left_s), self._tasks)
+        generation = self.app.generate(request, caller=caller, place=place, deadline_left_s=deadline_left_s)
+        return Client(generation, self._tasks)
 
 
 class ScriptedWorker:

@@ -16,6 +16,7 @@ from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.service.rpc import bind, make_server
 from pdserve.service.rpc_errors import ERROR_KEY, RETRY_AFTER_KEY
 from router.app import RouterApp
+from router.caller_interceptor import CallerInterceptor
 from router.door import InferenceServicer
 from router.gate import GENERATE, Gate
 from router.work import InlineWork
@@ -32,7 +33,8 @@ async def door(num_places: int) -> AsyncIterator[tuple[RouterApp, Any]]:
     asked = config({"max_queued_requests": num_places})
     async with RouterApp(asked, clock, source, work=InlineWork()) as app:
         gate = Gate(app.admission, app.metrics, clock)
-        server = make_server(keepalive_s=1.0, max_message_bytes=1 << 20, random=source, gates=(gate,))
+        gates = (CallerInterceptor(app.callers, app.metrics), gate)
+        server = make_server(keepalive_s=1.0, max_message_bytes=1 << 20, random=source, gates=gates)
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(app, gate), server)
         address = bind(server, "127.0.0.1:0")
         await server.start()

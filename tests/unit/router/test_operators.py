@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pdserve.clock import SystemClock
-from pdserve.errors import InvalidRequest, PdserveError, UnknownWorker
+from pdserve.errors import InvalidRequest, PdserveError, Unauthenticated, UnknownWorker
 from pdserve.messages import (
     Drain,
     Role,
@@ -22,7 +22,6 @@ from pdserve.operator_client import OperatorClient
 from pdserve.rpc.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import bind, make_server
-from pdserve.service.secret import Unauthenticated
 from router.admin_door import AdminServicer
 from router.app import RouterApp
 from router.work import InlineWork

@@ -21,9 +21,8 @@ from pdserve.service.config import (
     flags_of,
     load,
     markdown_table,
-    shown,
 )
-from pdserve.service.settings import ConfigError, Setting
+from pdserve.service.settings import ConfigError, Setting, shown
 
 
 def write(folder: Path, text: str) -> Path:

@@ -19,7 +19,6 @@ from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
 from pdserve.service.peer_proof import read_metadata
 from pdserve.service.rpc import INFERENCE, Health, bind, keepalive_options, make_server, open_channel
 from pdserve.service.rpc_errors import ServerLost, error_of, status_of
-from pdserve.service.secret import Unauthenticated
 from pdserve.service.settings import ConfigError
 from tests.unit.service.doors import Door, count_to, open_door, started, token
 
@@ -35,7 +34,7 @@ ERRORS: list[errors.PdserveError] = [
     errors.KvCorrupt("bits"),
     errors.Incompatible("layouts differ", field="dtype"),
     errors.InvariantViolated("a bug", where="here"),
-    Unauthenticated("who are you"),
+    errors.Unauthenticated("who are you"),
     errors.InvalidRequest("日本語 🙂 " + "x" * 5000),
 ]
 
