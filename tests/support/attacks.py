@@ -174,6 +174,10 @@ def _json_keys(num_bytes: int) -> str:
     return json.dumps(dict.fromkeys(map(str, range(num_bytes // 13)), 1))
 
 
+_INTERSECTED = "start: T\nT: " + " & ".join(f"/.*x{number}.*/" for number in range(60)) + "\n"
+_PATTERNS = json.dumps({"allOf": [{"type": "string", "pattern": f".*y{number}.*"} for number in range(20)]})
+_OPTIONAL = json.dumps({"type": "object", "properties": {f"p{number}": {} for number in range(1_500)}})
+
 # fmt: off
 ATTACKS = [
     # texts
@@ -229,6 +233,12 @@ ATTACKS = [
     Attack("schema of 4 MB", params(json_schema=lambda: "[" * MOST), (INVALID,)),
     Attack("regex of 4 MB", params(regex=lambda: "(" * MOST), (INVALID,)),
     Attack("a million texts to choose from", params(choices=lambda: pb.Choices(texts=["a"] * 1_000_000)), (INVALID,)),
+    # structures
+    Attack("grammar of 60 intersected regexes", params(grammar=lambda: _INTERSECTED), (INVALID,), 2),
+    Attack("schema of 20 patterns at once", params(json_schema=lambda: _PATTERNS), (INVALID,), 2),
+    Attack("schema of 1,500 optional properties", params(json_schema=lambda: _OPTIONAL), (INVALID,), 2),
+    Attack("regex of repeats in repeats", params(regex=lambda: "((a{1,99}){1,99}){1,99}"), (INVALID, OK)),
+    Attack("an easy structure behind these", params(regex=lambda: "[ab]{1,3}"), (OK,)),
     # names, held tokens
     Attack("id of 4 MB", fields(request_id=lambda: "a" * MOST), (INVALID,)),
     Attack("user of 4 MB", fields(user=lambda: "a" * MOST), (INVALID,)),
