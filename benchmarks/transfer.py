@@ -202,7 +202,7 @@ def _memcpy_gb_per_s(layout: KvLayout) -> float:
 
 
 def _address(memory: HostMemory) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory.view(ByteSpan(0, memory.num_bytes))))
+    return memory.address(ByteSpan(0, memory.num_bytes))
 
 
 def _cpu_s() -> float:

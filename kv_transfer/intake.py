@@ -17,6 +17,7 @@ from kv_transfer.frames import MAX_PULLED_PIECES, Data, Frame, Pull, PulledPiece
 from kv_transfer.lease import ASKED, UNASKED, WRITTEN, ReceiveLease
 from kv_transfer.metrics import TransferMetrics, count
 from kv_transfer.pieces import BlockPieces
+from kv_transfer.transports.port import RemoteRead
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, InvariantViolated, KvCorrupt
 from pdserve.ids import WorkerRef
@@ -42,7 +43,7 @@ class IntakePort(Protocol):
     def send(self, frame: Frame) -> None: ...
     def post_receive(self, tag: int, into: ByteSpan) -> None: ...
     def divert(self) -> None: ...
-    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool: ...
+    def read_remote(self, reads: list[RemoteRead]) -> bool: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -107,12 +108,14 @@ class Intake:
         return []
 
     def _pull(self) -> None:
+        now_s = self._clock.now_s()
         asked: dict[int, list[PulledPiece]] = {}
         num_asked = 0
         while num_asked < MAX_PULLED_PIECES and (found := self._next()) is not None:
             lease, piece = found
             block, offset, num_bytes = self.pieces.span(piece)
-            tag = self._ask(lease, piece, self._place_of(lease, block, offset, num_bytes))
+            into = ByteSpan(lease.block_ids[block] * self.pieces.block_bytes + offset, num_bytes)
+            tag = self._ask(lease, piece, into, now_s)
             pulled = PulledPiece(tag, lease.num_skip + block, offset, num_bytes)
             asked.setdefault(lease.lease_id, []).append(pulled)
             num_asked += 1
@@ -123,19 +126,25 @@ class Intake:
             self._port.send(Pull(lease_id, tuple(pieces)))
 
     def _read(self) -> list[ReceiveLease]:
-        """In three loops: copies between them would push the bookkeeping out of the CPU's caches each time."""
-        asked: list[tuple[int, int, ByteSpan]] = []
-        left_bytes = self.pieces.piece_bytes
-        while left_bytes >= self.pieces.largest and (found := self._next()) is not None:
+        """First all asking, then all copies, then all notes: in between, copies would empty the CPU's caches."""
+        now_s, pieces = self._clock.now_s(), self.pieces
+        reads: list[RemoteRead] = []
+        left_bytes, largest, block_bytes = pieces.piece_bytes, pieces.largest, pieces.block_bytes
+        while left_bytes >= largest and (found := self._next()) is not None:
             lease, piece = found
-            block, offset, num_bytes = self.pieces.span(piece)
-            into = self._place_of(lease, block, offset, num_bytes)
-            start = lease.remote_ids[block] * self.pieces.block_bytes + offset
-            asked.append((self._ask(lease, piece, into), start, into))
+            block, offset, num_bytes = pieces.span(piece)
+            into = ByteSpan(lease.block_ids[block] * block_bytes + offset, num_bytes)
+            start = lease.remote_ids[block] * block_bytes + offset
+            reads.append(RemoteRead(self._ask(lease, piece, into, now_s), start, into))
             left_bytes -= num_bytes
-        done = [tag for tag, start, into in asked if self._port.read_remote(tag, start, into)]
-        leases = [self.on_done(tag) for tag in done]
-        return list({lease.lease_id: lease for lease in leases if lease is not None}.values())
+        if not reads or not self._port.read_remote(reads):
+            return []
+        now_s = self._clock.now_s()
+        leases: dict[int, ReceiveLease] = {}
+        for tag, _start, _into in reads:
+            lease = self._written(self._forget(tag), now_s)
+            leases[lease.lease_id] = lease
+        return list(leases.values())
 
     def _next(self) -> tuple[ReceiveLease, int] | None:
         """The piece to ask for now, leases in rotation; None if there is none, or no room for one."""
@@ -147,9 +156,6 @@ class Intake:
                 return lease, piece
             lease.is_in_rotation = False
         return None
-
-    def _place_of(self, lease: ReceiveLease, block: int, offset: int, num_bytes: int) -> ByteSpan:
-        return ByteSpan(lease.block_ids[block] * self.pieces.block_bytes + offset, num_bytes)
 
     def _has_room(self) -> bool:
         if len(self._asked) >= _MAX_OUTSTANDING:
@@ -166,7 +172,7 @@ class Intake:
         lease.next_piece += 1
         return lease.next_piece - 1
 
-    def _ask(self, lease: ReceiveLease, piece: int, into: ByteSpan) -> int:
+    def _ask(self, lease: ReceiveLease, piece: int, into: ByteSpan, now_s: float) -> int:
         """Note the asking, and give it a tag."""
         if lease.pieces[piece] != UNASKED:
             raise InvariantViolated("a piece asked for twice", lease_id=lease.lease_id, piece=piece)
@@ -175,7 +181,6 @@ class Intake:
         self._asked[tag] = _Asked(lease, piece, into)
         self._asked_bytes += into.num_bytes
         lease.pieces[piece] = ASKED
-        now_s = self._clock.now_s()
         if lease.num_asked == lease.num_written:
             lease.progress_s = now_s
         lease.num_asked += 1
@@ -206,8 +211,7 @@ class Intake:
         asked = self._forget(data.tag)
         kind = self._port.checksum
         if kind is None or self._pool.checksum(kind, asked.into) == data.checksum:
-            self._written(asked)
-            return asked.lease
+            return self._written(asked, self._clock.now_s())
         lease, piece = asked.lease, asked.piece
         count(self._metrics.corrupt, self._port.peer.id)
         log.warning(
@@ -235,9 +239,7 @@ class Intake:
         """A read is done, or a posted receive is over; None if its lease has ended meanwhile."""
         lease_id = self._orphans.pop(tag, None)
         if lease_id is None:
-            asked = self._forget(tag)
-            self._written(asked)
-            return asked.lease
+            return self._written(self._forget(tag), self._clock.now_s())
         self._quarantined[lease_id] -= 1
         if self._quarantined[lease_id] == 0:
             del self._quarantined[lease_id]
@@ -249,14 +251,14 @@ class Intake:
         self._asked_bytes -= asked.into.num_bytes
         return asked
 
-    def _written(self, asked: _Asked) -> None:
+    def _written(self, asked: _Asked, now_s: float) -> ReceiveLease:
         lease = asked.lease
         if lease.pieces[asked.piece] != ASKED:
             raise InvariantViolated("a piece written twice", lease_id=lease.lease_id, piece=asked.piece)
         lease.pieces[asked.piece] = WRITTEN
         lease.num_written += 1
         lease.received_bytes += asked.into.num_bytes
-        lease.last_data_s = lease.progress_s = self._clock.now_s()
+        lease.last_data_s = lease.progress_s = now_s
         self._metrics.received_bytes += asked.into.num_bytes
         self._metrics.received_pieces += 1
         block = asked.piece // self.pieces.pieces_per_block
@@ -264,6 +266,7 @@ class Intake:
         if lease.blocks_left[block] == 0:
             lease.num_full_blocks += 1
             self._grown[lease.lease_id] = lease
+        return lease
 
     def take_grown(self) -> list[ReceiveLease]:
         """Leases that got a whole block since the last call."""

@@ -21,7 +21,7 @@ from kv_transfer.link_facts import STREAM, breaks_determinism
 from kv_transfer.metrics import TransferMetrics, count
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
-from kv_transfer.transports.port import Channel
+from kv_transfer.transports.port import Channel, RemoteRead
 from pdserve import errors, wire_version
 from pdserve.clock import Clock
 from pdserve.errors import Incompatible, InvalidRequest, LinkLost, Overloaded, PdserveError, WorkerLost
@@ -197,8 +197,8 @@ class Link:
     def divert(self) -> None:
         self._channel.divert()
 
-    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
-        return self._channel.read_remote(tag, start, into)
+    def read_remote(self, reads: list[RemoteRead]) -> bool:
+        return self._channel.read_remote(reads)
 
     def _send(self, frame: Frame) -> None:
         self._channel.send(encode(frame, self.generation))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -14,8 +14,7 @@ from pdserve.errors import InvariantViolated
 XXH3_64 = "xxh3_64"
 
 
-@dataclass(frozen=True, slots=True)
-class ByteSpan:
+class ByteSpan(NamedTuple):  # not a dataclass: one is made for each piece that moves
     """A run of bytes of a KV memory, by where it begins; what it means is the layout's."""
 
     start: int
@@ -49,6 +48,10 @@ class KvMemory(Protocol):
         """The bytes of a span as this process's own, writable. Raises InvariantViolated if the host can't see them."""
         ...
 
+    def address(self, span: ByteSpan) -> int:
+        """Where the bytes of a span lie in this process, for a copy that takes addresses. Raises as `view`."""
+        ...
+
     def checksum(self, kind: str, span: ByteSpan) -> int:
         """Checksum of one of `checksums`, in [0, 2**64)."""
         ...
@@ -64,25 +67,43 @@ class KvMemory(Protocol):
 class HostMemory:
     """Zeroed memory that costs nothing until touched, on huge pages where the system has them.
 
-    memory  a mapping to lie in; None: one of this process alone
+    memory  where to lie, which nothing may move or end; None: memory of this process alone
     """
 
     device = "cpu"
     checksums = (XXH3_64,)
 
-    def __init__(self, num_bytes: int, memory: mmap.mmap | None = None) -> None:
+    def __init__(self, num_bytes: int, memory: memoryview | None = None) -> None:
         self.num_bytes = num_bytes
-        memory = memory or mmap.mmap(-1, num_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel built without them: small pages do too
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        #: all of it, writable, for the engine
-        self.bytes = memoryview(memory)[:num_bytes]
+        #: all of it, writable, for the engine, which calls `prepare` before it writes
+        self.bytes = (_private(num_bytes) if memory is None else memory)[:num_bytes]
+        self._address = ctypes.addressof((ctypes.c_char * 0).from_buffer(self.bytes))
+        self._prepared_bytes = 0
+
+    def prepare(self, end: int) -> None:
+        """The first `end` bytes are about to be used: puts them on huge pages, where that must be asked for."""
+        if end > self._prepared_bytes:
+            self._prepared_bytes = self._make_huge(end)
+
+    def _make_huge(self, end: int) -> int:
+        """How many bytes need no more asking now, `end` at least."""
+        return self.num_bytes
 
     def view(self, span: ByteSpan) -> memoryview:
-        if not 0 <= span.start <= span.end <= self.num_bytes:
-            raise InvariantViolated("a span outside of the pool", span=span, num_bytes=self.num_bytes)
+        self._check(span)
         return self.bytes[span.start : span.end]
+
+    def address(self, span: ByteSpan) -> int:
+        self._check(span)
+        return self._address + span.start
+
+    def _check(self, span: ByteSpan) -> None:
+        start, num_bytes = span
+        end = start + num_bytes
+        if not 0 <= start <= end <= self.num_bytes:
+            raise InvariantViolated("a span outside of the pool", span=span, num_bytes=self.num_bytes)
+        if end > self._prepared_bytes:
+            self.prepare(end)
 
     def checksum(self, kind: str, span: ByteSpan) -> int:
         if kind != XXH3_64:
@@ -91,3 +112,13 @@ class HostMemory:
 
     def export(self, transport: str) -> int | None:
         return None
+
+
+def _private(num_bytes: int) -> memoryview:
+    memory = mmap.mmap(
+        -1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )  # shared: hardly ever huge pages
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel built without them: small pages do too
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)

@@ -13,11 +13,11 @@ import mmap
 import os
 import weakref
 
-import numpy as np
 import structlog
 
 from pdserve.errors import InvalidRequest, InvariantViolated
 from pdserve.kv_memory import HostMemory
+from pdserve.shared_mapping import SharedMapping
 
 MEMFD = "memfd"
 _NO_RESIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -36,32 +36,35 @@ def shareable_memory(num_bytes: int) -> HostMemory:
 
 
 class MemfdMemory(HostMemory):
-    """On huge pages if the system holds some ready, else on what it gives shared memory. Raises OSError."""
+    """On huge pages: those that the system holds ready, else what it can collapse. Raises OSError."""
 
     def __init__(self, num_bytes: int) -> None:
         try:
-            descriptor, memory = _map_new(num_bytes, os.MFD_HUGETLB)
+            descriptor, self._mapping = _map_new(num_bytes, os.MFD_HUGETLB)
         except OSError:  # none, or not enough, are reserved
-            descriptor, memory = _map_new(num_bytes, 0)
+            descriptor, self._mapping = _map_new(num_bytes, 0)
         weakref.finalize(self, os.close, descriptor)
         self._descriptor = descriptor
         try:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NO_RESIZE | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         except OSError:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NO_RESIZE | fcntl.F_SEAL_SEAL)
-        super().__init__(num_bytes, memory)
+        super().__init__(num_bytes, self._mapping.view())
+
+    def _make_huge(self, end: int) -> int:
+        return self._mapping.collapse(end)
 
     def export(self, transport: str) -> int | None:
         return self._descriptor if transport == MEMFD else None
 
 
-def _map_new(num_bytes: int, flags: int) -> tuple[int, mmap.mmap]:
+def _map_new(num_bytes: int, flags: int) -> tuple[int, SharedMapping]:
     descriptor = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     try:
         page_bytes = os.fstat(descriptor).st_blksize if flags else mmap.PAGESIZE
         size = -(-num_bytes // page_bytes) * page_bytes
         os.ftruncate(descriptor, size)
-        return descriptor, mmap.mmap(descriptor, size)
+        return descriptor, SharedMapping(descriptor, size, writable=True)
     except OSError:
         os.close(descriptor)
         raise
@@ -85,23 +88,22 @@ class MappedPool:
         if not num_bytes <= found.st_size < num_bytes + max(found.st_blksize, mmap.PAGESIZE):
             raise _unfit("another size", want=num_bytes, got=found.st_size)
         try:
-            self._map = mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ)
+            self._mapping = SharedMapping(descriptor, found.st_size, writable=False)
         except OSError as error:
             raise _unfit("it can't be mapped", error=error.strerror) from error
         self._num_bytes = num_bytes
-        self._address = int(np.frombuffer(self._map, dtype=np.uint8).__array_interface__["data"][0])
+        self._address = self._mapping.address
 
-    def copy(self, start: int, into: memoryview) -> None:
-        """Fill `into` from here on. At the speed of memory; other threads of this process run meanwhile."""
-        num_bytes = len(into)
-        if self._map.closed or not 0 <= start <= self._num_bytes - num_bytes:
+    def copy(self, start: int, target: int, num_bytes: int) -> None:
+        """Copy from here to an address of this process. At the speed of memory; its other threads run meanwhile."""
+        if not 0 <= start <= start + num_bytes <= self._num_bytes:
             raise InvariantViolated("a read outside of the peer's pool", start=start, num_bytes=num_bytes)
-        target = ctypes.addressof(ctypes.c_char.from_buffer(into))
         ctypes.memmove(target, self._address + start, num_bytes)
 
     def close(self) -> None:
-        """Idempotent."""
-        self._map.close()
+        """Nothing may be read from here on. Idempotent."""
+        self._num_bytes = -1
+        self._mapping.close()
 
 
 def _unfit(reason: str, **fields: object) -> InvalidRequest:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import array
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from kv_transfer.transports.port import RemoteRead
 from pdserve.errors import InvalidRequest
 from pdserve.kv_memory import ByteSpan, KvMemory
 from pdserve.memfd import MEMFD, MappedPool
@@ -67,10 +68,19 @@ class MemfdSharing:
                 os.close(descriptor)
         self.is_read = True
 
-    def read(self, start: int, into: ByteSpan) -> None:
-        """Copy from P's pool into this one's."""
+    def read(self, reads: Sequence[RemoteRead]) -> None:
+        """Copy from P's pool into this one's: what are neighbours in both, in one. At least one read."""
+        begin, target, num_bytes = reads[0].start, reads[0].into.start, 0
+        for _tag, start, into in reads:
+            if start != begin + num_bytes or into.start != target + num_bytes:
+                self._copy(begin, ByteSpan(target, num_bytes))
+                begin, target, num_bytes = start, into.start, 0
+            num_bytes += into.num_bytes
+        self._copy(begin, ByteSpan(target, num_bytes))
+
+    def _copy(self, start: int, into: ByteSpan) -> None:
         assert self._pool is not None
-        self._pool.copy(start, self._memory.view(into))
+        self._pool.copy(start, self._memory.address(into), into.num_bytes)
 
     # --- the end
 

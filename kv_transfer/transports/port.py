@@ -18,10 +18,18 @@ P sends each piece that was asked for, in that order, and both learn by polling 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kv_transfer.frames import Data, Frame
 from pdserve.kv_memory import ByteSpan
+
+
+class RemoteRead(NamedTuple):
+    """A run of bytes of P's pool, by where it begins there, that D reads itself."""
+
+    tag: int
+    start: int
+    into: ByteSpan
 
 
 class Sink(Protocol):
@@ -143,8 +151,8 @@ class Channel(Protocol):
         """Nothing more is written to where `place` said the payload now arriving goes. Only if `can_divert`."""
         ...
 
-    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
-        """Copy bytes of P's pool, from `start` on. True: done; False: `on_done(tag)` follows when it is."""
+    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
+        """Copy out of P's pool. True: all are done; False: `on_done(tag)` follows for each."""
         ...
 
     def receive(self, sink: Sink) -> bool:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kv_transfer.frames import Data
 from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, Header, parse_body, parse_header, unknown_in
 from kv_transfer.transports.memfd_sharing import MemfdSharing
-from kv_transfer.transports.port import Sink
+from kv_transfer.transports.port import RemoteRead, Sink
 from pdserve.errors import InvariantViolated
 from pdserve.kv_memory import ByteSpan, KvMemory
 from pdserve.memfd import MEMFD
@@ -307,10 +308,10 @@ class StreamChannel:
     def post_receive(self, tag: int, into: ByteSpan) -> None:
         raise InvariantViolated("a stream has no posted receives", tag=tag, into=into)
 
-    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
+    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
         if self.sharing is None or not self.sharing.is_read:
-            raise InvariantViolated("the peer's pool isn't shared", tag=tag, start=start, into=into)
-        self.sharing.read(start, into)
+            raise InvariantViolated("the peer's pool isn't shared", num_reads=len(reads))
+        self.sharing.read(reads)
         return True
 
     # --- the end

@@ -46,11 +46,17 @@ class KvPool:
         self._layer_runs = torch.arange(layout.layers)[:, None] * 2
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
+    def prepare(self, block_ids: Sequence[int]) -> None:
+        """These blocks, at least one, are about to be written: their memory may have to be made ready."""
+        self.memory.prepare((max(block_ids) + 1) * self.layout.block_bytes)
+
     def begin_blocks(self, block_ids: Sequence[int]) -> None:
         """Zero blocks that a sequence starts to fill but won't fill in this step.
 
         Attention reads whole blocks and masks what lies behind a sequence's end; a masked NaN is still a NaN.
         """
+        if block_ids:
+            self.prepare(block_ids)
         for block_id in block_ids:
             self._blocks[block_id].zero_()
 
@@ -86,6 +92,7 @@ class KvWriter:
 
     def __init__(self, pool: KvPool, block_ids: Sequence[int], offsets: Sequence[int]) -> None:
         """block_ids, offsets: where each token of the step goes."""
+        pool.prepare(block_ids)
         layout = pool.layout
         self._slots = pool.slots
         self._single: tuple[Tensor, ...] = ()

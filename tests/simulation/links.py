@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kv_transfer.frames import Data, Frame, Kind
 from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header
-from kv_transfer.transports.port import Channel, Network, Sink
+from kv_transfer.transports.port import Channel, Network, RemoteRead, Sink
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool, BlockState
 from pdserve.ids import Random
@@ -166,12 +166,13 @@ class SimChannel(FaultyChannel):
             self._tape.message(self._way + " sends", _frame(wire))
         super().send_piece(wire, span)
 
-    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
-        block_id = self._watch.block_of(into)
-        self._watch.writes(block_id, BlockState.GRANTED)
-        done = super().read_remote(tag, start, into)
+    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
+        block_ids = {read.tag: self._watch.block_of(read.into) for read in reads}
+        for block_id in block_ids.values():
+            self._watch.writes(block_id, BlockState.GRANTED)
+        done = super().read_remote(reads)
         if not done:
-            self._reads[tag] = block_id
+            self._reads.update(block_ids)
         return done
 
     def receive(self, sink: Sink) -> bool:

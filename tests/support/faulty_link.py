@@ -14,7 +14,7 @@ from typing import Protocol
 
 from kv_transfer.frames import Kind
 from kv_transfer.framing import HEADER_BYTES, kind_of
-from kv_transfer.transports.port import Channel, Network, Sharing, Sink
+from kv_transfer.transports.port import Channel, Network, RemoteRead, Sharing, Sink
 from pdserve.clock import Clock
 from pdserve.ids import Random
 from pdserve.kv_memory import ByteSpan
@@ -170,8 +170,8 @@ class FaultyChannel:
     def divert(self) -> None:
         self._inner.divert()
 
-    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
-        return self._inner.read_remote(tag, start, into)
+    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
+        return self._inner.read_remote(reads)
 
     def receive(self, sink: Sink) -> bool:
         self._release()

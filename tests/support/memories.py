@@ -26,6 +26,9 @@ class DeviceMemory:
     def view(self, span: ByteSpan) -> memoryview:
         raise InvariantViolated("the host can't see the memory of a device", span=span)
 
+    def address(self, span: ByteSpan) -> int:
+        raise InvariantViolated("the host can't see the memory of a device", span=span)
+
     def checksum(self, kind: str, span: ByteSpan) -> int:
         if kind not in self.checksums:
             raise InvariantViolated("a checksum that this memory doesn't offer", kind=kind)
@@ -69,6 +72,9 @@ class StagedMemory:
 
     def view(self, span: ByteSpan) -> memoryview:
         return self._staged[span.start] if self.is_staged(span) else self._inner.view(span)
+
+    def address(self, span: ByteSpan) -> int:
+        return self._inner.address(span)
 
     def checksum(self, kind: str, span: ByteSpan) -> int:
         return self._inner.checksum(kind, span)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from kv_transfer.frames import Data
 from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header, unknown_in
-from kv_transfer.transports.port import Sink
+from kv_transfer.transports.port import RemoteRead, Sink
 from pdserve.clock import Clock
 from pdserve.errors import InvariantViolated
 from pdserve.kv_memory import ByteSpan
@@ -146,24 +146,28 @@ class MemoryChannel:
     def divert(self) -> None:
         """Pieces arrive whole."""
 
-    def read_remote(self, tag: int, start: int, into: ByteSpan) -> bool:
-        """Without a copy_delay the bytes are read now; with one, when the copy is done."""
+    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
+        """Without a copy_delay the bytes are read now; with one, each when its copy is done."""
+        for read in reads:
+            self._read(read)
+        return self._wires.copy_delay is None
+
+    def _read(self, read: RemoteRead) -> None:
         if self.remote_memory is None:
             raise InvariantViolated("a one-sided read without a remote pool", peer=self.peer_name)
-        source = self.remote_memory.at(ByteSpan(start, into.num_bytes))
-        target = self._memory.at(into)
+        source = self.remote_memory.at(ByteSpan(read.start, read.into.num_bytes))
+        target = self._memory.at(read.into)
         if self._wires.copy_delay is None:
             target[:] = source
-            return True
+            return
         self._num_pending_reads += 1
 
         def copied() -> None:
             target[:] = source
-            self._reads_done.append(tag)
+            self._reads_done.append(read.tag)
             self._wake()
 
         self._wires.schedule(self._wires.copy_delay(), copied)
-        return False
 
     def receive(self, sink: Sink) -> bool:
         while self._reads_done:

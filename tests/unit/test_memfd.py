@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import gc
 import mmap
@@ -20,6 +21,7 @@ import pytest
 from pdserve.errors import InvalidRequest, InvariantViolated
 from pdserve.kv_memory import ByteSpan, HostMemory
 from pdserve.memfd import MappedPool, MemfdMemory, shareable_memory
+from pdserve.shared_mapping import HUGE_BYTES, SharedMapping
 
 NUM_BYTES = 3 * mmap.PAGESIZE + 17
 
@@ -30,14 +32,18 @@ def _descriptor(memory: MemfdMemory) -> int:
     return descriptor
 
 
+def _read(pool: MappedPool, start: int, num_bytes: int) -> bytes:
+    into = ctypes.create_string_buffer(num_bytes)
+    pool.copy(start, ctypes.addressof(into), num_bytes)
+    return into.raw
+
+
 def test_what_the_owner_writes_is_what_the_other_reads() -> None:
     memory = MemfdMemory(NUM_BYTES)
     assert bytes(memory.bytes) == bytes(NUM_BYTES), "it begins zeroed"
     pool = MappedPool(_descriptor(memory), NUM_BYTES)
     memory.view(ByteSpan(100, 5))[:] = b"hello"
-    into = bytearray(7)
-    pool.copy(99, memoryview(into))
-    assert into == b"\0hello\0"
+    assert _read(pool, 99, 7) == b"\0hello\0"
     pool.close()
     pool.close()
 
@@ -47,10 +53,10 @@ def test_reads_stay_inside_the_pool(start: int, num_bytes: int) -> None:
     memory = MemfdMemory(NUM_BYTES)
     pool = MappedPool(_descriptor(memory), NUM_BYTES)
     with pytest.raises(InvariantViolated):
-        pool.copy(start, memoryview(bytearray(num_bytes)))
+        _read(pool, start, num_bytes)
     pool.close()
     with pytest.raises(InvariantViolated):
-        pool.copy(0, memoryview(bytearray(1)))
+        _read(pool, 0, 1)
 
 
 def test_nobody_can_resize_it_or_take_the_seals_off() -> None:
@@ -123,6 +129,61 @@ def test_what_is_no_pool_of_this_size_is_refused_with_the_reason(
         MappedPool(descriptor, NUM_BYTES)
 
 
+def _huge_kib(address: int, kind: str) -> int:
+    """Of the mapping at this address, by the kernel's account; 0 if it is none any longer."""
+    is_it, found = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            low, high = (int(each, 16) for each in words[0].split("-"))
+            is_it = low <= address < high
+        elif is_it and words[0] == f"{kind}:":
+            found = int(words[1])
+    return found
+
+
+def test_a_pool_is_put_on_huge_pages_as_far_as_it_is_used() -> None:
+    """By its owner; a reader maps the same pages whole, too."""
+    memory = MemfdMemory(4 * HUGE_BYTES + 17)
+    address = memory.address(ByteSpan(0, 1))
+    assert address % HUGE_BYTES == 0
+    if not _huge_kib(address, "ShmemPmdMapped"):
+        pytest.skip("shared memory has no huge pages here")
+    assert _huge_kib(address, "ShmemPmdMapped") == HUGE_BYTES >> 10, "one page for the first byte"
+    memory.view(ByteSpan(2 * HUGE_BYTES, 5))[:] = b"hello"
+    assert _huge_kib(address, "ShmemPmdMapped") == 3 * HUGE_BYTES >> 10
+    assert bytes(memory.bytes[: 2 * HUGE_BYTES]) == bytes(2 * HUGE_BYTES)
+    mapping = SharedMapping(_descriptor(memory), memory.num_bytes, writable=False)
+    assert ctypes.string_at(mapping.address + 2 * HUGE_BYTES, 5) == b"hello"
+    assert _huge_kib(mapping.address, "ShmemPmdMapped") > 0
+    mapping.close()
+    memory.view(ByteSpan(memory.num_bytes - 1, 1))[:] = b"!"  # the rest is no whole page
+    assert _huge_kib(address, "ShmemPmdMapped") == 4 * HUGE_BYTES >> 10
+
+
+def test_a_private_pool_lies_on_huge_pages_where_they_may_be_asked_for() -> None:
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.exists() or "[never]" in enabled.read_text():
+        pytest.skip("no huge pages here")
+    memory = HostMemory(4 * HUGE_BYTES)
+    memory.bytes[:] = b"k" * memory.num_bytes
+    assert _huge_kib(memory.address(ByteSpan(0, 1)), "AnonHugePages") > 0
+
+
+def test_a_mapping_stands_as_long_as_somebody_looks_at_it() -> None:
+    gc.collect()
+    before = _mappings()
+    memory = MemfdMemory(NUM_BYTES)
+    view = memory.view(ByteSpan(3, 2))
+    del memory
+    gc.collect()
+    view[:] = b"ab"
+    assert _mappings() == before + 1
+    view.release()
+    gc.collect()
+    assert _mappings() == before
+
+
 OWNER = """
 import os, sys
 from pdserve.memfd import MemfdMemory
@@ -145,12 +206,10 @@ def test_a_mapping_outlives_its_owner_in_the_middle_of_a_copy() -> None:
     descriptor = os.open(owner.stdout.readline().strip(), os.O_RDONLY)
     pool = MappedPool(descriptor, NUM_BYTES)
     os.close(descriptor)
-    into = memoryview(bytearray(NUM_BYTES))
-    pool.copy(0, into[:1000])
+    found = _read(pool, 0, 1000)
     owner.kill()
     owner.communicate()
-    pool.copy(1000, into[1000:])
-    assert into == b"k" * NUM_BYTES
+    assert found + _read(pool, 1000, NUM_BYTES - 1000) == b"k" * NUM_BYTES
     pool.close()
 
 

@@ -7,6 +7,7 @@ import torch
 
 from pdserve.engine.kv_pool import KvPool, KvReader, KvWriter
 from pdserve.engine.layout import KvLayout
+from pdserve.kv_memory import HostMemory
 
 H, L, S, D = 3, 4, 8, 12
 
@@ -100,3 +101,27 @@ def test_memory_is_the_pool() -> None:
     size = pool.layout.block_bytes
     pool.memory.bytes[size : 2 * size] = b"\x01" * size
     assert (six_dimensions(pool)[1].contiguous().view(torch.uint8) == 1).all()
+
+
+class NotingMemory(HostMemory):
+    """Writes down what it is asked to prepare."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.ends: list[int] = []
+        super().__init__(num_bytes)
+
+    def prepare(self, end: int) -> None:
+        self.ends.append(end)
+        super().prepare(end)
+
+
+def test_memory_is_made_ready_before_a_step_writes_it() -> None:
+    layout = make_pool(torch.float32).layout
+    pool = KvPool(layout, torch.float32, NotingMemory)
+    memory = pool.memory
+    assert isinstance(memory, NotingMemory) and memory.ends == []
+    KvWriter(pool, [2, 5, 5, 3], [7, 0, 1, 2])
+    KvWriter(pool, [4], [0])
+    pool.begin_blocks([])
+    pool.begin_blocks([1, 7])
+    assert memory.ends == [n * layout.block_bytes for n in (6, 5, 8)]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import array
+import os
 import socket
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kv_transfer.frames import Data, Frame, Memory
 from kv_transfer.framing import encode
 from kv_transfer.transports.memfd_sharing import MemfdSharing
+from kv_transfer.transports.port import RemoteRead
 from kv_transfer.transports.stream_channel import StreamChannel
 from pdserve.errors import InvalidRequest
 from pdserve.kv_memory import ByteSpan, HostMemory
@@ -94,8 +99,38 @@ def test_one_descriptor_is_mapped_and_read(ends: tuple[StreamChannel, socket.soc
     far.send(wire[3:])
     taker = _receive(channel)
     assert taker.error is None and channel.transport == "memfd"
-    assert channel.read_remote(1, 100, ByteSpan(7, 5))
+    assert channel.read_remote([RemoteRead(1, 100, ByteSpan(7, 5))])
     assert bytes(channel._memory.view(ByteSpan(7, 5))) == b"hello"
+
+
+@given(st.permutations(range(6)), st.permutations(range(6)), st.integers(0, 5))
+def test_neighbours_are_read_in_one_and_all_the_same(
+    sources: list[int], targets: list[int], num_alike: int
+) -> None:
+    """Six pieces from anywhere to anywhere; the first few are neighbours in both pools."""
+    targets = [*sources[:num_alike], *(each for each in targets if each not in sources[:num_alike])]
+    theirs, ours = MemfdMemory(6 * 9), HostMemory(6 * 9)
+    theirs.bytes[:] = bytes(range(6 * 9))
+    sharing = MemfdSharing(ours, lambda wire, descriptor: None)
+    sharing.expect_memory()
+    sharing.arrived([(socket.SOL_SOCKET, socket.SCM_RIGHTS, _passed(theirs))])
+    sharing.take_memory(theirs.num_bytes)
+    sharing.read(
+        [
+            RemoteRead(n, 9 * source, ByteSpan(9 * target, 9))
+            for n, (source, target) in enumerate(zip(sources, targets))
+        ]
+    )
+    sharing.close()
+    want = bytearray(6 * 9)
+    for source, target in zip(sources, targets):
+        want[9 * target : 9 * target + 9] = bytes(range(9 * source, 9 * source + 9))
+    assert ours.bytes == want
+
+
+def _passed(memory: MemfdMemory) -> bytes:
+    """A copy of its descriptor, as it arrives beside a frame."""
+    return array.array("i", [os.dup(_descriptor(memory))]).tobytes()
 
 
 @pytest.mark.parametrize("num_descriptors", [0, 2, 4, 5, 20])
