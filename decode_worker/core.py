@@ -307,7 +307,7 @@ class DecodeCore:
             error = Draining("the worker accepts no new work")
             self._desk.refuse(attempt.session_id, attempt, error)
 
-    # --- what is said
+    # --- answers
 
     def _say_places(self) -> None:
         """Each waiting one hears its place where it is news; the first time it is the answer to StartDecode."""

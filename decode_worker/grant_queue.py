@@ -42,7 +42,7 @@ class GrantQueue:
         self._failed_pass = None
 
     def remove(self, attempt: DecodeAttempt) -> None:
-        """It waits no more, if it did. Something has ended, so others may be let in."""
+        """It no longer waits, if it did. Something has ended, so others may be let in."""
         self._waiting.remove(attempt)
         self._failed_pass = None
 

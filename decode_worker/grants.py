@@ -41,7 +41,7 @@ class Grant:
 
     @property
     def is_committed(self) -> bool:
-        """Whether all its KV is here, so that it may be ACKed any moment, or is: not to be revoked any more."""
+        """Whether all its KV is here, so that it may be ACKed at any moment, or has been: too late to revoke it."""
         return self.num_expected > 0 and self.num_received >= self.num_expected
 
 
@@ -163,7 +163,7 @@ class Grants:
         return grant
 
     def release_quarantined(self, lease_id: int) -> None:
-        """Nobody can touch them any more."""
+        """Nobody can touch them any longer."""
         self._pool.release_quarantined(self._quarantined.pop(lease_id, []))
 
     def youngest_revocable(self) -> Grant | None:

@@ -71,7 +71,7 @@ class ReceiveLease:
     block_ids       D's blocks they go into
     remote_ids      P's block ids of the offered ones (where D reads itself)
     pieces          the bitmap: UNASKED, ASKED or WRITTEN for each piece; num_written of them are WRITTEN
-    next_piece      the first that was never asked for; again: those to fetch once more; retried: those already were
+    next_piece      the first that was never asked for; again: those to fetch a second time; retried: those that were
     """
 
     lease_id: int

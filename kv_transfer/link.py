@@ -380,7 +380,7 @@ class Link:
 
     @property
     def is_finished(self) -> bool:
-        """Down, and nothing of it touches memory any more: it needs no more turns."""
+        """Down, and nothing of it touches memory any longer: it needs no further turns."""
         return self.phase is LinkPhase.DOWN and self._channel.is_idle and not self.num_leases
 
     def finish(self) -> None:

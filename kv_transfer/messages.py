@@ -27,7 +27,7 @@ class OrderLink:
 
 @dataclass(frozen=True, slots=True)
 class CancelLink:
-    """That session wants the link no more."""
+    """That session no longer wants the link."""
 
     session_id: int
     decode_worker: WorkerRef
@@ -106,7 +106,7 @@ class WithdrawLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseClosed:
-    """The transfer owner reads this lease's blocks no more. error None: confirmed."""
+    """The transfer owner no longer reads this lease's blocks. error None: confirmed."""
 
     lease_id: int
     error: PdserveError | None
@@ -173,7 +173,7 @@ class HandedOff:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """The lease ended without a hand-off; nothing will be written into its blocks any more.
+    """The lease ended without a hand-off; nothing more will be written into its blocks.
 
     quarantine: a device copy or one-sided read may still touch them; `LeaseReleased` follows.
     """

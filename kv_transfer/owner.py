@@ -200,7 +200,7 @@ class TransferOwner:
         return None if due_s is None else max(0.0, due_s - self._clock.now_s())
 
     def close(self, reason: str = "the worker stops") -> None:
-        """End all links and stop listening; idempotent. The driver calls `step` no more."""
+        """End all links and stop listening; idempotent. The driver no longer calls `step`."""
         for link in list(self._links):
             link.end(WorkerLost(reason, worker=self._me.id))
         self._network.close()

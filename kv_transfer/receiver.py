@@ -6,7 +6,7 @@
                    +--------------+------------------------------+
                      EndLease, WITHDRAW, STALE, lease_s, own error, end of the link: Retired(error)
 
-A lease ends here in one turn: what is still to come of its piece in flight is diverted, then Retired is said. What
+A lease ends here in one turn: what is still to come of its piece in flight is diverted, then it says Retired. What
 can't be diverted keeps the blocks in quarantine until it is over: LeaseReleased.
 How the bytes come is in intake.py.
 """

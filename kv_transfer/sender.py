@@ -8,7 +8,7 @@
 
 A lease is ended before anybody is told, so an ACK that comes later names no live lease and is never confirmed: that
 is what makes it safe to reuse the blocks. Where the channel can't detach, an ended lease is RELEASING, and closed only
-when nobody reads its blocks any more: D has said RELEASED (where it reads itself), or the sends under way are over.
+when nobody reads its blocks any longer: D has said RELEASED (where it reads itself), or the sends under way are over.
 
 Where D can't divert what comes (posted receives), every piece asked for must come, in the order asked: a piece of a
 lease that is over is skipped, which sends as many bytes without meaning.
@@ -383,7 +383,7 @@ class Sender:
             self._end(lease, error)
 
     def _release(self, lease: SendLease, error: PdserveError | None) -> None:
-        """Wait until nobody reads its blocks any more."""
+        """Wait until nobody reads its blocks any longer."""
         lease.error = error
         if lease.state is not SendState.RELEASING:
             lease.enter(SendState.RELEASING, self._clock.now_s())

@@ -1,6 +1,6 @@
 """Which links a prefill worker's routers want, and when to dial them.
 
-Wishes are counted per (session, pair): a link is wanted as long as one session wants it. A wanted link that is down
+Orders are counted per (session, pair): a link is wanted as long as one session wants it. A wanted link that is down
 is dialled again with back-off, unless a proven worker doesn't fit.
 """
 
@@ -68,7 +68,7 @@ class WantedLinks:
         return wanted
 
     def cancel(self, session_id: int, decode_worker: WorkerRef, now_s: float) -> None:
-        """The session wants it no more."""
+        """The session no longer wants it."""
         wanted = self._wanted.get(decode_worker)
         if wanted is None or session_id not in wanted.sessions:
             return

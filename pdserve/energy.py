@@ -9,5 +9,5 @@ class EnergyMeter(Protocol):
     """One thread's, the one that computes."""
 
     def read_j(self) -> float | None:
-        """Joules that this process has used since some fixed moment; None: the machine can't tell (any more)."""
+        """Joules that this process has used since some fixed moment; None: the machine can't tell, or no longer can."""
         ...

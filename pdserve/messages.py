@@ -137,7 +137,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Unpair:
-    """This router wants the link no more."""
+    """This router no longer wants the link."""
 
     decode_worker: WorkerRef
 

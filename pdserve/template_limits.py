@@ -69,7 +69,7 @@ class Budget:
         return budget
 
     def turn(self, fixed_chars: int) -> None:
-        """A loop or macro begins its body once more, whose fixed text has so many characters."""
+        """A loop or macro begins its body again, whose fixed text has so many characters."""
         self._turns_left -= 1
         if self._turns_left < 0:
             raise OverLimit("looping", MAX_TURNS)

@@ -315,7 +315,7 @@ class PrefillCore:
             attempt.holds_credit = False
             self._credits.give_back(attempt.session_id, attempt.num_tokens)
 
-    # --- what is said
+    # --- answers
 
     def _tell_credits(self) -> None:
         for session_id, balance in self._credits.news():

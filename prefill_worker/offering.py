@@ -97,7 +97,7 @@ class Offering:
             self._to_transfer(WithdrawLease(lease.lease_id, error))
 
     def close(self, closed: LeaseClosed) -> OfferedLease | None:
-        """The transfer owner reads its blocks no more: they may be reused. None for a lease that isn't open.
+        """The transfer owner no longer reads its blocks: they may be reused. None for a lease that isn't open.
 
         Where the hand-off failed because the peer or the link was lost, full blocks are evicted last for a while,
         so that an attempt to another decode worker finds them.

@@ -95,7 +95,7 @@ class Admission:
         self._metrics.queue_places.set(self._num_places)
 
     def _retry_after_s(self) -> float:
-        """The time in which a tenth of the queue has gone, at the speed of late."""
+        """The time in which a tenth of the queue has gone, at the queue's recent speed."""
         return _within(RETRY_AFTER_S, 0.1 * self._speed.wait_s(len(self._queue), self._clock.now_s()) or 1.0)
 
     @property
@@ -137,7 +137,7 @@ class Admission:
             self._fleet.tell_demand(self._num_tokens)
 
     def withdraw(self, ticket: Ticket) -> None:
-        """It waits no more, for whatever reason; idempotent."""
+        """It no longer waits, for whatever reason; idempotent."""
         if ticket in self._queue:
             self._queue.remove(ticket)
             self._num_tokens -= ticket.need.num_tokens
@@ -212,7 +212,7 @@ class Admission:
                 passed_over[ticket.user] = None
 
     def _end_if_unfit(self, ticket: Ticket, placement: NotNow) -> bool:
-        """End one that fits none of the workers any more, the larger ones having gone, if none came back in time."""
+        """End one that fits none of the remaining workers, if no larger one comes back in time."""
         if not placement.fits_nobody:
             ticket.unfit_since_s = None
             return False

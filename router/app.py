@@ -295,7 +295,7 @@ class RouterApp:
         traceparent      of the client's call, for logs
         only             (prefill id, decode id) that alone may serve it; None = any
         Raises InvalidRequest if its id runs already; PermissionDenied for what its caller may not ask; Overloaded or
-        Draining if the router takes no more.
+        Draining if the router takes no new requests.
         """
         caller = caller or self.callers.everybody
         request_id = request.request_id or draw_text_id(self._random, "req")

@@ -144,7 +144,7 @@ class Fleet:
             earlier.session.close("a new session of this worker has begun")
 
     def _supersede(self, earlier: Member) -> None:
-        """Nothing of it is used any more."""
+        """Nothing of it is used from here on."""
         earlier.session.send(Superseded())
         self.leave(earlier, WorkerLost("superseded by a later epoch", worker=earlier.ref))
         earlier.session.close("superseded by a later epoch")  # what was sent before still goes
@@ -296,7 +296,7 @@ class Fleet:
             self._topology_changed()
 
     def mark_draining(self, member: Member) -> None:
-        """It takes no new work any more."""
+        """It takes no new work from here on."""
         if not member.draining:
             member.draining = True
             log.info("worker.draining", worker=member.id)
@@ -307,7 +307,7 @@ class Fleet:
         self.on_change()
 
     def tick(self, num_waiting_tokens: int) -> None:
-        """Once a heartbeat: say that the router lives, tell demand, look for those that don't live any more."""
+        """Once a heartbeat: say that the router lives, tell demand, look for those that no longer live."""
         now_s = self._clock.now_s()
         stood_still = now_s - self._ticked_s > STOOD_BEATS * self._timeouts.heartbeat_s
         self._ticked_s = now_s

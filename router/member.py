@@ -112,7 +112,7 @@ class Member:
         self.legs[handle] = leg
 
     def close_leg(self, handle: int) -> None:
-        """Drop, and count, what still comes under this handle; what was booked for it is booked no more."""
+        """Drop, and count, what still comes under this handle; its bookings are undone."""
         self.legs.pop(handle, None)
         self.credit.release(handle)
         self.accounting.drop(handle)

@@ -72,7 +72,7 @@ class Output:
         self._append(make)
 
     def end(self) -> None:
-        """Nothing comes any more."""
+        """Nothing follows."""
         self._ended = True
         if not self._entries:
             self._timer.stop()

@@ -78,7 +78,7 @@ class FairQueue(Generic[T]):
         heapq.heappush(user.heap, (rank, self._serial, item))
 
     def remove(self, item: T) -> None:
-        """It waits no more; no error if it doesn't wait."""
+        """It no longer waits; no error if it didn't."""
         if item not in self._present:
             return
         del self._present[item]

@@ -38,5 +38,5 @@ def write_ready_file(path: Path, plan: ClusterPlan, processes: Sequence[ProcessR
 
 
 def remove_ready_file(path: Path) -> None:
-    """Take it away when nothing is ready any more; no error if it is gone already."""
+    """Remove it when nothing is ready any longer; no error if it is gone already."""
     path.unlink(missing_ok=True)

@@ -75,7 +75,7 @@ class Restarts:
 
 
 def exit_text(code: int) -> str:
-    """An exit status in words that go behind the name of a process."""
+    """An exit status in words, to follow the name of a process."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -97,9 +97,7 @@ class Supervisor:
     def _on_signal(self) -> None:
         if not self._stopping.is_set():
             self._stopping.set()
-            self._screen.tell(
-                f"draining, at most {self._drain_s:g} s; once more (Ctrl-C) ends everything now"
-            )
+            self._screen.tell(f"draining, at most {self._drain_s:g} s; Ctrl-C again ends everything now")
             return
         self._killed = True
         self._fault = self._fault or "ended before everything was drained"

@@ -44,7 +44,7 @@ class Sink(Protocol):
         ...
 
     def on_done(self, tag: int) -> None:
-        """A `read_remote` is done; or, after the connection's end, a posted receive will not be written any more."""
+        """A `read_remote` is done; or, after the connection's end, a posted receive will no longer be written."""
         ...
 
     def on_unknown(self, what: str) -> None:
@@ -121,7 +121,7 @@ class Channel(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing that was begun will touch memory any more. What can't be taken back goes on after `close`."""
+        """Whether nothing that was begun will still touch memory. What can't be taken back goes on after `close`."""
         ...
 
     def send(self, wire: bytes) -> None:
@@ -137,7 +137,7 @@ class Channel(Protocol):
         ...
 
     def detach_piece(self) -> None:
-        """What is unsent will not be read from the pool any more: the channel keeps a copy. Only if `can_detach`."""
+        """What is unsent will no longer be read from the pool: the channel keeps a copy. Only if `can_detach`."""
         ...
 
     def post_receive(self, tag: int, into: ByteSpan) -> None:

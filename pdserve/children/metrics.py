@@ -25,7 +25,7 @@ class ChildMetrics:
         )
         self.kills = Counter(
             "pdserve_child_kills",
-            "Children that ended in the middle of a job: time, memory, crash, cancelled (nobody waited any more), or "
+            "Children that ended in the middle of a job: time, memory, crash, cancelled (nobody waited any longer), or "
             "lost (a signal from outside).",
             ["kind", "reason"],
             registry=registry,

@@ -1,4 +1,4 @@
-"""One call for all who want the same answer; it ends when nobody wants it any more."""
+"""One call for all who want the same answer; it ends when nobody wants it any longer."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class BlockPool:
             self._num_references[block_id] = 1
 
     def free_granted(self, block_ids: Sequence[int]) -> None:
-        """GRANTED → FREE: the lease is retired and nothing will be written into them any more."""
+        """GRANTED → FREE: the lease is retired and nothing more will be written into them."""
         self._require("free_granted", block_ids, BlockState.GRANTED)
         for block_id in reversed(block_ids):
             self._to_free(block_id)

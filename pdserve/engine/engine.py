@@ -199,7 +199,7 @@ class Engine:
     def _rows(
         self, planned: Seq[PlannedRow], events: list[EngineEvent]
     ) -> tuple[list[PlannedRow], list[Row]]:
-        """What the runner is given; a sequence whose structure can't be followed any more dies before it."""
+        """What the runner is given; a sequence whose structure can no longer be followed dies before it."""
         living: list[PlannedRow] = []
         rows: list[Row] = []
         for row in planned:

@@ -1,4 +1,4 @@
-"""Structures that were compiled of late, bounded."""
+"""The structures compiled last, bounded."""
 
 from __future__ import annotations
 

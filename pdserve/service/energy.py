@@ -66,7 +66,7 @@ def rapl_zones(powercap: Path = _POWERCAP) -> list[RaplZone]:
 
 
 class CpuShare:
-    """This process' part of the CPU time that the host spends, as of late."""
+    """This process's recent share of the CPU time that the host spends."""
 
     def __init__(self, clock: Clock, proc: Path = _PROC) -> None:
         """Raises OSError or ValueError where there is no such accounting."""

@@ -132,7 +132,7 @@ class GrpcDialer:
         return session
 
     async def closed(self) -> None:
-        """Return when no session is open any more: what they still had to say has gone out, or never will."""
+        """Return when no session is open: what they still had to say has gone out, or never will."""
         if self._running:
             await asyncio.wait(tuple(self._running))
 

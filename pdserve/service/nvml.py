@@ -33,7 +33,7 @@ class NvmlGpus:
         self._read()
 
     def read_j(self) -> float | None:
-        """Joules; None if a GPU doesn't answer (any more)."""
+        """Joules; None if a GPU doesn't answer, or no longer does."""
         try:
             return self._read()
         except Unavailable:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class RouterLost(ServerLost):
-    """No router answers any more; `resume` is what a later request can go on from, if anything had come."""
+    """No router answers any longer; `resume` is what a later request can go on from, if anything had come."""
 
     resume: Resume | None = None
 

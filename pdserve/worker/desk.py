@@ -252,7 +252,7 @@ class Desk(Generic[A]):
                 )  # fmt: skip
         self._reporter.count(self._counts())
 
-    # --- what is said
+    # --- answers
 
     def send(self, session_id: int, message: Up) -> None:
         """To one router; nothing if its session has ended."""

@@ -39,7 +39,7 @@ class FirstAnswers:
             timer.cancel()
 
     def close(self) -> None:
-        """Say nothing any more."""
+        """Say nothing from here on."""
         for timer in self._due.values():
             timer.cancel()
         self._due.clear()

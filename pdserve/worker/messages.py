@@ -132,4 +132,4 @@ class CoreCounts:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing is in hand any more and nothing new is taken."""
+    """Nothing is left in hand and nothing new is taken."""

@@ -63,7 +63,7 @@ class StartGate:
             self._held[key] = give_up
 
     def drop(self, session_id: int, handle: int) -> None:
-        """The router wants it no more; the engine has not heard of it if it is still here."""
+        """The router no longer wants it; the engine has not heard of it if it is still here."""
         self._held.pop((session_id, handle), _nothing)()
 
     def close(self, session_id: int) -> None:

@@ -110,7 +110,7 @@ class Client:
             self.generation.close()
 
     def go_deaf(self) -> None:
-        """The client reads no more until it is given up."""
+        """The client stops reading until it is given up."""
         self.log.is_deaf = self._hears_nothing = True
 
     @property

@@ -76,7 +76,7 @@ class MemoryNetwork:
         return self._nodes.get(address.removeprefix(_SCHEME))
 
     def leave(self, node: MemoryNode) -> None:
-        """The node listens no more."""
+        """The node stops listening."""
         if self._nodes.get(node.name) is node:
             del self._nodes[node.name]
 

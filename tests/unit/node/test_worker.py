@@ -112,7 +112,7 @@ def test_drain_ends_with_zero_after_the_rest_is_served() -> None:
     play(scenario)
 
 
-def test_a_role_change_drains_joins_anew_and_serves() -> None:
+def test_a_role_change_drains_rejoins_and_serves() -> None:
     async def scenario(cluster: Cluster) -> None:
         cluster.start("d0", Role.DECODE)
         cluster.start("p0", Role.DECODE)

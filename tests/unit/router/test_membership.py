@@ -35,17 +35,17 @@ async def test_a_restarted_worker_replaces_its_earlier_self_and_nothing_old_is_u
     async with Cluster() as cluster:
         p, d = await cluster.pair()
         client, start = await until_running(cluster, p, d, max_tokens=3)
-        anew = await cluster.join(hello("d0", Role.DECODE, start_ns=2))
+        successor = await cluster.join(hello("d0", Role.DECODE, start_ns=2))
         assert await d.expect(Superseded)
         assert any(order.decode_worker == d.ref for order in p.got(Unpair))
         d.tokens(start, 7, C)  # the old one still speaks: unheard
         p.say(PairState(d.ref, True, "stream", generation=2))  # of the old epoch: no pair of ours
         await cluster.settle()
-        assert client.ids() == [A, B] and not anew.got(StartDecode)
-        await cluster.link(p, anew)
-        again = await anew.expect(StartDecode)
+        assert client.ids() == [A, B] and not successor.got(StartDecode)
+        await cluster.link(p, successor)
+        again = await successor.expect(StartDecode)
         assert again.token_ids == (*b"hello", A, B)
-        await serve(p, anew, C, start=again)
+        await serve(p, successor, C, start=again)
         await client.end()
         assert client.ids() == [A, B, C]
 

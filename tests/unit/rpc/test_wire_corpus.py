@@ -14,7 +14,7 @@ from pdserve.sampling import FinishReason
 from tests.support.wire_corpus import WIRES, lines, said
 
 RETIRED = {"promised"}
-"""Fields that are sent no more; who still gets one skips it."""
+"""Fields that are no longer sent; whoever still gets one skips it."""
 
 RETIRED_WIRES = {"cache", "opening"}
 """What a worker before 1.2 says on its stream of cache events, which nobody reads any more."""
