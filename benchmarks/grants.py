@@ -32,7 +32,7 @@ from typing import Any
 
 import structlog
 
-from deploy.demo.cluster import DemoCluster
+from deploy.demo.cluster import running_cluster
 from pdserve.client import AsyncClient
 from pdserve.clock import Clock, SystemClock
 from pdserve.engine.port import Row
@@ -337,7 +337,7 @@ async def measure(model: str, num_visits: int, a_second: float) -> None:
     gaps, load = Gaps(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="pdserve-grants-") as folder:
         up = (*what, "--prefill", "1", "--decode", "1", "--router.allow-local-prefill", "false")
-        async with DemoCluster.running(Path(folder), up) as cluster, AsyncClient(cluster.target) as client:
+        async with running_cluster(Path(folder), up) as cluster, AsyncClient(cluster.target) as client:
             await gaps.measure(
                 Asker(client.generate, SystemClock()),
                 lambda name: random.Random(f"0/{name}"),

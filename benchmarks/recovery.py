@@ -23,7 +23,7 @@ from random import Random
 from typing import TypeVar
 
 from benchmarks.startup import CLOCK, Times
-from deploy.demo.cluster import DemoCluster
+from deploy.demo.cluster import running_cluster
 from pdserve.client import AsyncClient
 from pdserve.request import GenerateRequest, Tokens
 from pdserve.sampling import SamplingParams
@@ -145,7 +145,7 @@ async def run(rounds: int) -> Times:
     times = Times()
     with tempfile.TemporaryDirectory(prefix="pdserve-recovery-") as name:
         folder = Path(name)
-        async with DemoCluster.running(folder, ARGUMENTS) as cluster, AsyncClient(cluster.target) as client:
+        async with running_cluster(folder, ARGUMENTS) as cluster, AsyncClient(cluster.target) as client:
             breaker = Breaker(folder, client, Random(1))
             for _ in range(rounds):
                 await breaker.undisturbed(times)

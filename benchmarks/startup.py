@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.command import PROGRAM, environ_of
-from deploy.demo.cluster import DemoCluster
+from deploy.demo.cluster import running_cluster
 from pdserve.client import AsyncClient
 from pdserve.clock import SystemClock
 from pdserve.request import GenerateRequest, Tokens
@@ -82,7 +82,7 @@ async def time_up(times: Times, arguments: Sequence[str], prompt: str) -> None:
     with tempfile.TemporaryDirectory(prefix="pdserve-startup-") as folder:
         started_s, busy_s = CLOCK.now_s(), processor_s()
         async with asyncio.timeout(LIMIT_S):
-            async with DemoCluster.running(Path(folder), arguments) as cluster:
+            async with running_cluster(Path(folder), arguments) as cluster:
                 ready_s = CLOCK.now_s()
                 times.add("up: ready", ready_s - started_s)
                 async with AsyncClient(cluster.target) as client:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from deploy.demo.cluster import DemoCluster
+from deploy.demo.cluster import DemoCluster, running_cluster
 from deploy.demo.prompts import DemoPrompt, demo_prompts
-from deploy.demo.table import table_lines
-from deploy.demo.view import View, print_table, view_for
+from deploy.demo.table import table_of
+from deploy.demo.view import View, view_on
 from pdserve.client import AsyncClient
 from pdserve.clock import SystemClock
 from pdserve.errors import PdserveError, primary
@@ -64,16 +64,14 @@ async def _demo(arguments: argparse.Namespace, console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix="pdserve-demo-") as scratch:
         console.print("Starting a router, a prefill worker and a decode worker …")
         up = ["--model", arguments.model, "--prefill", "1", "--decode", "1"]
-        async with DemoCluster.running(Path(scratch), up) as cluster:
+        async with running_cluster(Path(scratch), up) as cluster:
             console.print(f"{cluster.ready_line}\n", highlight=False, soft_wrap=True)
             started_s = clock.now_s()
-            view = view_for(console, prompts)
-            with view:
-                finished = await _streams(cluster, prompts, view, arguments)
+            with view_on(console, prompts) as view:
+                finished = await _Streams(cluster, view, arguments).run(prompts)
             took_s = clock.now_s() - started_s
-            console.print()
-            print_table(console, [prompt.label for prompt in prompts], table_lines(finished))
-    num_tokens = sum(each.usage.num_completion_tokens for each in finished)
+            console.print("", table_of(finished), sep="\n")
+    num_tokens = sum(each.usage.num_completion_tokens for each in finished.values())
     console.print(f"\n{num_tokens} tokens on three streams in {took_s:.1f} s.", highlight=False)
     if arguments.kill is None:
         console.print(
@@ -90,51 +88,38 @@ def _fetched(model: str) -> bool:
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
-async def _streams(
-    cluster: DemoCluster, prompts: Sequence[DemoPrompt], view: View, arguments: argparse.Namespace
-) -> list[Finished]:
-    """All prompts at once; their last messages in the same order."""
-    killer = _Killer(cluster, arguments.kill, view)
-    async with AsyncClient(cluster.target) as client, asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(_stream(client, prompt, view, arguments.tokens, killer)) for prompt in prompts
-        ]
-    return [task.result() for task in tasks]
+class _Streams:
+    """All prompts at once; the chosen worker is killed once, in the middle of the first stream."""
 
-
-class _Killer:
-    """Kills the chosen worker once, in the middle of the first stream."""
-
-    def __init__(self, cluster: DemoCluster, role: str | None, view: View) -> None:
+    def __init__(self, cluster: DemoCluster, view: View, arguments: argparse.Namespace) -> None:
         self._cluster = cluster
-        self._role = role
         self._view = view
+        self._max_tokens: int = arguments.tokens
+        self._role_to_kill: str | None = arguments.kill
 
-    def saw(self, label: str, num_tokens: int) -> None:
-        """A stream has so many tokens."""
-        if self._role is None or num_tokens < _TOKENS_BEFORE_KILL:
-            return
-        role, self._role = self._role, None
-        pid = self._cluster.kill(role)
-        self._view.add(label, f" [kill -9 {pid}: {role} worker] ")
+    async def run(self, prompts: Sequence[DemoPrompt]) -> dict[str, Finished]:
+        """The streams' last messages by label."""
+        async with AsyncClient(self._cluster.target) as client, asyncio.TaskGroup() as group:
+            tasks = {each.label: group.create_task(self._stream(client, each)) for each in prompts}
+        return {label: task.result() for label, task in tasks.items()}
 
-
-async def _stream(
-    client: AsyncClient, prompt: DemoPrompt, view: View, max_tokens: int, killer: _Killer
-) -> Finished:
-    request = GenerateRequest(
-        input=prompt.input, sampling=SamplingParams(temperature=0.5, max_tokens=max_tokens), seed=_SEED
-    )
-    num_tokens = 0
-    async for event in client.generate(request):
-        if isinstance(event, Tokens):
-            view.add(prompt.label, event.text)
-            num_tokens += len(event.token_ids)
-            killer.saw(prompt.label, num_tokens)
-        elif isinstance(event, Finished):
-            view.end(prompt.label, f"{event.usage.num_completion_tokens} tokens, {event.reason.value}")
-            return event
-    raise PdserveError("a stream ended without a last message", stream=prompt.label)
+    async def _stream(self, client: AsyncClient, prompt: DemoPrompt) -> Finished:
+        sampling = SamplingParams(temperature=0.5, max_tokens=self._max_tokens)
+        request = GenerateRequest(input=prompt.input, sampling=sampling, seed=_SEED)
+        num_tokens = 0
+        async for event in client.generate(request):
+            if isinstance(event, Tokens):
+                self._view.add(prompt.label, event.text)
+                num_tokens += len(event.token_ids)
+                if self._role_to_kill is not None and num_tokens >= _TOKENS_BEFORE_KILL:
+                    role, self._role_to_kill = self._role_to_kill, None
+                    pid = self._cluster.kill(role)
+                    self._view.add(prompt.label, f" [kill -9 {pid}: {role} worker] ")
+            elif isinstance(event, Finished):
+                note = f"{event.usage.num_completion_tokens} tokens, {event.reason.value}"
+                self._view.end(prompt.label, note)
+                return event
+        raise PdserveError("a stream ended without a last message", stream=prompt.label)
 
 
 if __name__ == "__main__":

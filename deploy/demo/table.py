@@ -1,9 +1,10 @@
-"""The table behind the demo's streams: where the time of each request went. Pure."""
+"""The table behind the demo's streams: where the time of each request went."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+
+from rich.table import Table
 
 from pdserve.response import Finished, Timings
 
@@ -11,51 +12,18 @@ from pdserve.response import Finished, Timings
 REST_LIMIT_SHARE = 0.05
 REST_LIMIT_MS = 2.0
 
-
-@dataclass(frozen=True, slots=True)
-class TableLine:
-    """One line of the table; `part` of the line above it that is not a part."""
-
-    name: str
-    cells: tuple[str, ...]
-    part: bool = False
+Cell = Callable[[Finished], str]
 
 
-def table_lines(finished: Sequence[Finished]) -> list[TableLine]:
-    """All lines, one cell for each finished request."""
-
-    def line(name: str, cell: Callable[[Finished], str], part: bool = False) -> TableLine:
-        return TableLine(name, tuple(cell(each) for each in finished), part)
-
-    def part(name: str, value: Callable[[Timings], float]) -> TableLine:
-        return line(name, lambda each: _ms(value(each.timings)), part=True)
-
-    return [
-        line("prompt tokens", lambda each: f"{each.usage.num_prompt_tokens:,}"),
-        line("of these cached", lambda each: f"{each.usage.num_cached_tokens:,}", part=True),
-        line("output tokens", lambda each: f"{each.usage.num_completion_tokens:,}"),
-        line("time to first token", lambda each: _ms(each.timings.ttft_ms)),
-        part("queue in the router", lambda each: each.queue_ms),
-        part("reserve blocks on D", lambda each: each.reserve_ms),
-        part("dispatch to P", lambda each: each.dispatch_ms),
-        part("queue on P", lambda each: each.prefill_queue_ms),
-        part("prefill", lambda each: each.prefill_ms),
-        part("relay to the client", lambda each: each.relay_ms),
-        line("rest: R–P both ways", rest_text, part=True),
-        line("first gap", lambda each: _ms(each.timings.first_gap_ms)),
-        part("exposed transfer", lambda each: each.transfer_exposed_ms),
-        part("commit", lambda each: each.commit_ms),
-        part("queue on D", lambda each: each.decode_queue_ms),
-        part("decode step", lambda each: each.decode_step_ms),
-        part("rest", first_gap_rest_ms),
-        line("token gap, p50", lambda each: _ms(each.timings.itl_p50_ms)),
-        line("p99", lambda each: _ms(each.timings.itl_p99_ms), part=True),
-        line("KV sent", lambda each: size_text(each.kv_bytes)),
-        line("over", lambda each: each.transport or "–", part=True),
-        line("prefill worker", lambda each: each.prefill_worker or "–"),
-        line("decode worker", lambda each: each.decode_worker or "–"),
-        line("attempts", lambda each: str(each.num_attempts)),
-    ]
+def table_of(finished: Mapping[str, Finished]) -> Table:
+    """A column for each stream, by its label."""
+    table = Table("", box=None, pad_edge=False, header_style="bold")
+    for label in finished:
+        table.add_column(label, justify="right")
+    for name, cell in ROWS.items():
+        style = "dim" if name.startswith(" ") else None
+        table.add_row(name, *(cell(each) for each in finished.values()), style=style)
+    return table
 
 
 def rest_text(finished: Finished) -> str:
@@ -83,3 +51,36 @@ def size_text(num_bytes: int) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:,.1f} ms"
+
+
+def _time(value: Callable[[Timings], float]) -> Cell:
+    return lambda each: _ms(value(each.timings))
+
+
+ROWS: dict[str, Cell] = {
+    "prompt tokens": lambda each: f"{each.usage.num_prompt_tokens:,}",
+    "  of these cached": lambda each: f"{each.usage.num_cached_tokens:,}",
+    "output tokens": lambda each: f"{each.usage.num_completion_tokens:,}",
+    "time to first token": _time(lambda each: each.ttft_ms),
+    "  queue in the router": _time(lambda each: each.queue_ms),
+    "  reserve blocks on D": _time(lambda each: each.reserve_ms),
+    "  dispatch to P": _time(lambda each: each.dispatch_ms),
+    "  queue on P": _time(lambda each: each.prefill_queue_ms),
+    "  prefill": _time(lambda each: each.prefill_ms),
+    "  relay to the client": _time(lambda each: each.relay_ms),
+    "  rest: R–P both ways": rest_text,
+    "first gap": _time(lambda each: each.first_gap_ms),
+    "  exposed transfer": _time(lambda each: each.transfer_exposed_ms),
+    "  commit": _time(lambda each: each.commit_ms),
+    "  queue on D": _time(lambda each: each.decode_queue_ms),
+    "  decode step": _time(lambda each: each.decode_step_ms),
+    "  rest": _time(first_gap_rest_ms),
+    "token gap, p50": _time(lambda each: each.itl_p50_ms),
+    "  p99": _time(lambda each: each.itl_p99_ms),
+    "KV sent": lambda each: size_text(each.kv_bytes),
+    "  over": lambda each: each.transport or "–",
+    "prefill worker": lambda each: each.prefill_worker or "–",
+    "decode worker": lambda each: each.decode_worker or "–",
+    "attempts": lambda each: str(each.num_attempts),
+}
+"""By name, which is indented where it is a part of the row above that isn't one."""

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Protocol, Self
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from deploy.demo.prompts import DemoPrompt
-from deploy.demo.table import TableLine
 
 _LINE_CHARACTERS = 88
 _REFRESHES_PER_S = 12
 
 
 class View(Protocol):
-    """A context manager that is given text as it arrives."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None: ...
+    """Is given text as it arrives."""
 
     def add(self, label: str, text: str) -> None:
         """More text of the stream called `label`."""
@@ -37,26 +29,30 @@ class View(Protocol):
         ...
 
 
+@contextlib.contextmanager
+def view_on(console: Console, prompts: Sequence[DemoPrompt]) -> Iterator[View]:
+    """Panels where they can be redrawn and have room, lines elsewhere."""
+    roomy = console.height >= 6 * len(prompts) and console.width >= 60
+    if console.is_terminal and not console.is_dumb_terminal and roomy:
+        panels = PanelView(console, prompts)
+        with Live(get_renderable=panels.draw, console=console, refresh_per_second=_REFRESHES_PER_S):
+            yield panels
+        return
+    lines = LineView(console, prompts)
+    try:
+        yield lines
+    finally:
+        lines.flush()
+
+
 class PanelView:
-    """One panel a stream, redrawn in place."""
+    """One panel a stream, to be redrawn in place."""
 
     def __init__(self, console: Console, prompts: Sequence[DemoPrompt]) -> None:
         self._console = console
         self._prompts = prompts
         self._texts = {prompt.label: "" for prompt in prompts}
         self._notes = {prompt.label: "" for prompt in prompts}
-        self._live = Live(
-            get_renderable=self._draw, console=console, refresh_per_second=_REFRESHES_PER_S, transient=False
-        )
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def add(self, label: str, text: str) -> None:
         self._texts[label] += text
@@ -64,7 +60,8 @@ class PanelView:
     def end(self, label: str, note: str) -> None:
         self._notes[label] = note
 
-    def _draw(self) -> Group:
+    def draw(self) -> Group:
+        """All panels, which show the ends of their texts."""
         rows = max(3, (self._console.height - 2) // len(self._prompts) - 3)
         return Group(*(self._panel(prompt, rows) for prompt in self._prompts))
 
@@ -87,18 +84,8 @@ class LineView:
         self._console = console
         self._width = max(len(prompt.label) for prompt in prompts)
         self._pending = {prompt.label: "" for prompt in prompts}
-        self._titles = {prompt.label: prompt.title for prompt in prompts}
-
-    def __enter__(self) -> Self:
-        for label, title in self._titles.items():
-            self._write(label, f"> {title}")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        for label in self._pending:
-            self._flush(label)
+        for prompt in prompts:
+            self._write(prompt.label, f"> {prompt.title}")
 
     def add(self, label: str, text: str) -> None:
         *lines, rest = (self._pending[label] + text).split("\n")
@@ -111,33 +98,13 @@ class LineView:
         self._pending[label] = rest
 
     def end(self, label: str, note: str) -> None:
-        self._flush(label)
-        self._write(label, f"({note})")
+        self.add(label, f"\n({note})\n" if self._pending[label] else f"({note})\n")
 
-    def _flush(self, label: str) -> None:
-        if self._pending[label]:
-            self._write(label, self._pending[label])
-            self._pending[label] = ""
+    def flush(self) -> None:
+        """What is left of streams that broke off."""
+        for label, rest in self._pending.items():
+            if rest:
+                self._write(label, rest)
 
     def _write(self, label: str, line: str) -> None:
         self._console.out(f"{label:<{self._width}} | {line.strip()}".rstrip(), highlight=False)
-
-
-def view_for(console: Console, prompts: Sequence[DemoPrompt]) -> View:
-    """Panels where they can be redrawn and have room, lines elsewhere."""
-    roomy = console.height >= 6 * len(prompts) and console.width >= 60
-    if console.is_terminal and not console.is_dumb_terminal and roomy:
-        return PanelView(console, prompts)
-    return LineView(console, prompts)
-
-
-def print_table(console: Console, labels: Sequence[str], lines: Sequence[TableLine]) -> None:
-    """Parts are indented below what they are part of."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for label in labels:
-        table.add_column(label, justify="right")
-    for line in lines:
-        name = f"  {line.name}" if line.part else line.name
-        table.add_row(name, *line.cells, style="dim" if line.part else None)
-    console.print(table)

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from deploy.demo.prompts import demo_prompts
-from deploy.demo.table import first_gap_rest_ms, rest_text, size_text, table_lines
-from deploy.demo.view import LineView, PanelView, print_table, view_for
+from deploy.demo.table import ROWS, first_gap_rest_ms, rest_text, size_text, table_of
+from deploy.demo.view import LineView, PanelView, view_on
 from pdserve.response import Finished, Timings, Usage
 from pdserve.sampling import FinishReason
 
@@ -49,13 +49,12 @@ def finished(timings: Timings = TIMINGS) -> Finished:
 
 
 def test_the_parts_shown_add_up_to_the_time_to_first_token() -> None:
-    lines = table_lines([finished()])
-    first = next(index for index, line in enumerate(lines) if line.name == "time to first token")
+    names = list(ROWS)
     parts = []
-    for line in lines[first + 1 :]:
-        if not line.part:
+    for name in names[names.index("time to first token") + 1 :]:
+        if not name.startswith(" "):
             break
-        parts.append(float(line.cells[0].split()[0]))
+        parts.append(float(ROWS[name](finished()).split()[0]))
     assert sum(parts) == pytest.approx(100.0)
 
 
@@ -82,7 +81,7 @@ def test_sizes() -> None:
 def test_lines_are_labelled_whole_and_complete() -> None:
     stream = io.StringIO()
     prompts = demo_prompts()
-    with LineView(Console(file=stream, width=200), prompts) as view:
+    with view_on(Console(file=stream, width=200), prompts) as view:
         for word in (
             "The sky is blue because of the way in which air scatters the light of the sun, ".split(" ") * 4
         ):
@@ -102,13 +101,14 @@ def test_lines_are_labelled_whole_and_complete() -> None:
 def test_panels_on_a_terminal_with_room_and_lines_elsewhere() -> None:
     prompts = demo_prompts()
 
-    def view_on(*, tty: bool, width: int, height: int) -> object:
+    def view(*, tty: bool, width: int, height: int) -> object:
         console = Console(file=io.StringIO(), force_terminal=tty, width=width, height=height)
-        return view_for(console, prompts)
+        with view_on(console, prompts) as found:
+            return found
 
-    assert isinstance(view_on(tty=True, width=100, height=40), PanelView)
-    assert isinstance(view_on(tty=True, width=100, height=8), LineView)
-    assert isinstance(view_on(tty=False, width=100, height=40), LineView)
+    assert isinstance(view(tty=True, width=100, height=40), PanelView)
+    assert isinstance(view(tty=True, width=100, height=8), LineView)
+    assert isinstance(view(tty=False, width=100, height=40), LineView)
 
 
 def test_a_panel_shows_the_end_of_a_long_text_and_takes_it_literally() -> None:
@@ -118,14 +118,14 @@ def test_a_panel_shows_the_end_of_a_long_text_and_takes_it_literally() -> None:
     for count in range(300):
         view.add("chat", f"[bold]word{count} ")
     view.end("chat", "done")
-    console.print(view._draw())
+    console.print(view.draw())
     assert "[bold]word299" in stream.getvalue()
     assert "word0 " not in stream.getvalue()
 
 
 def test_the_table_has_a_column_a_stream() -> None:
     stream = io.StringIO()
-    print_table(Console(file=stream, width=120), ["chat", "long"], table_lines([finished(), finished()]))
+    Console(file=stream, width=120).print(table_of({"chat": finished(), "long": finished()}))
     text = stream.getvalue()
     assert re.search(r"prompt tokens +1,204 +1,204", text)
     assert re.search(r"  over +stream +stream", text)
