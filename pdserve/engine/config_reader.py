@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pdserve.engine.config_section import Section
-from pdserve.engine.model_config import BadModel, ModelConfig, RopeConfig, read_json
+from pdserve.engine.model_config import ModelConfig, RopeConfig, read_json
 from pdserve.engine.rope_reader import read_rope, rope_section
+from pdserve.modelstore.errors import BadModel
 from pdserve.modelstore.text_config import text_config
 
 DEFAULT_ROPE_BASE = 10_000.0

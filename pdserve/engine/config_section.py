@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pdserve.engine.model_config import BadModel
+from pdserve.modelstore.errors import BadModel
 
 
 class Section:

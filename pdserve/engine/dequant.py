@@ -20,34 +20,12 @@ from torch import Tensor
 
 from pdserve.engine.dequant_bits import half, nibbles
 from pdserve.engine.dequant_five import q5_0, q5_1
-from pdserve.engine.dequant_k import SUPER_VALUES, q4_k, q5_k, q6_k
-
-BLOCK_VALUES = 32
-
-# Stored type: (values, bytes) of its smallest unit.
-UNITS: dict[str, tuple[int, int]] = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q8_0": (BLOCK_VALUES, 34),
-    "Q4_0": (BLOCK_VALUES, 18),
-    "Q4_1": (BLOCK_VALUES, 20),
-    "Q5_0": (BLOCK_VALUES, 22),
-    "Q5_1": (BLOCK_VALUES, 24),
-    "Q4_K": (SUPER_VALUES, 144),
-    "Q5_K": (SUPER_VALUES, 176),
-    "Q6_K": (SUPER_VALUES, 210),
-}
+from pdserve.engine.dequant_k import q4_k, q5_k, q6_k
+from pdserve.modelstore.gguf_types import SUPPORTED
 
 # Decoded at once: what lies between is small then, and stays in the caches.
 _PIECE_VALUES = 1 << 20
 _PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-def stored_bytes(kind: str, num_values: int) -> int:
-    """Bytes that so many values take; num_values is a multiple of the type's unit."""
-    values, size = UNITS[kind]
-    return num_values // values * size
 
 
 def decode(raw: Tensor, kind: str) -> Tensor:
@@ -58,10 +36,10 @@ def decode(raw: Tensor, kind: str) -> Tensor:
     """
     if kind in _PLAIN:
         return _view(raw, _PLAIN[kind])
-    num_values, size = UNITS[kind]
-    blocks = raw.view(-1, size)
-    values = torch.empty(len(blocks), num_values)
-    step = _PIECE_VALUES // num_values
+    unit = SUPPORTED[kind]
+    blocks = raw.view(-1, unit.num_bytes)
+    values = torch.empty(len(blocks), unit.num_values)
+    step = _PIECE_VALUES // unit.num_values
     for start in range(0, len(blocks), step):
         values[start : start + step] = _BLOCK_DECODERS[kind](blocks[start : start + step])
     return values.view(-1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pdserve.engine.model_config import BadModel
+from pdserve.modelstore.errors import BadModel
 
 
 class MappedFile:

@@ -7,11 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pdserve.errors import Incompatible
-
-
-class BadModel(Incompatible):
-    """A model folder that can't be served: the message names the file, tensor or key, and what was expected."""
+from pdserve.modelstore.errors import BadModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pdserve import __version__
 from pdserve.engine.kernel_caches import rounded_rows
-from pdserve.engine.model_config import BadModel
 from pdserve.engine.row_tiles import MakeInputs, RowFunction, RowSubject, RowTiles, alone, undivided
+from pdserve.modelstore.errors import BadModel
 
 
 class LinearKind(Enum):

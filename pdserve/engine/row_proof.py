@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdserve.engine.model_config import BadModel
 from pdserve.engine.row_tiles import RowSubject, RowTiles
+from pdserve.modelstore.errors import BadModel
 
 PROVEN_ROWS = 4096  # of each function, in each allowed number of rows
 _ROUND_ROWS = 1024  # at a time: what a wide function gives for all would be as large as the model

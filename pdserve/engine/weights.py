@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +18,17 @@ from torch import Tensor
 from pdserve.engine import dequant
 from pdserve.engine.malloc_trim import trim_heap
 from pdserve.engine.mapped_file import MappedFile
-from pdserve.engine.model_config import BadModel, ModelConfig, read_json
+from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.row_table import RowTable
+from pdserve.modelstore.errors import BadModel
 from pdserve.modelstore.progress import ByteProgress, Silent
+from pdserve.modelstore.stored_tensors import StoredTensor, read_tensors
 from pdserve.modelstore.text_config import text_tensors
 
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLE_PIECES = 16
 # Written by whoever saved the file last; they say nothing about the model.
 _CONFIG_NOISE = ("_name_or_path", "transformers_version")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLocation:
-    """Where one tensor lies: bytes [offset, offset + nbytes) of a file.
-
-    shape      torch order
-    transform  None, or how to undo what llama.cpp did to the values: "unpermute_q" / "unpermute_k" (row order of rotary
-               pairs), "minus_one" (norms stored plus one)
-    """
-
-    file: Path
-    kind: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-    transform: str | None = None
 
 
 class Weights:
@@ -57,15 +40,14 @@ class Weights:
         Raises BadModel: no weights, broken header, a tensor outside its file, unknown type.
         """
         self._config = config
-        self._files: dict[Path, MappedFile] = {}
-        self._tensors = text_tensors(config.architecture, _index(folder))
-        for name, stored in self._tensors.items():
-            self._check(name, stored)
+        self._folder = folder
+        self._files: dict[str, MappedFile] = {}
+        self._tensors = text_tensors(config.architecture, read_tensors(folder))
         self._progress = progress or Silent()
         self._progress.begin("weights", self.num_bytes)
         self._asked: set[str] = set()
         self._asked_bytes = 0
-        self._unreleased: list[TensorLocation] = []
+        self._unreleased: list[StoredTensor] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -76,7 +58,7 @@ class Weights:
     @property
     def num_bytes(self) -> int:
         """Of all tensors, as they are stored."""
-        return sum(stored.nbytes for stored in self._tensors.values())
+        return sum(stored.num_bytes for stored in self._tensors.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a stored tensor, torch order. Raises BadModel if it is missing."""
@@ -88,7 +70,7 @@ class Weights:
         Raises BadModel if it is missing or has another shape.
         """
         stored = self._take(name, shape)
-        values = dequant.decode(self._bytes(stored), stored.kind).view(stored.shape)
+        values = dequant.decode(self._bytes(stored), stored.type).view(stored.shape)
         if stored.transform is None:
             return values
         if stored.transform == "minus_one":
@@ -101,7 +83,7 @@ class Weights:
         stored = self._take(name, shape)
         if stored.transform is not None:
             raise BadModel("this tensor can't be transformed", tensor=name, transform=stored.transform)
-        return RowTable(self._bytes(stored), stored.kind, stored.shape)
+        return RowTable(self._bytes(stored), stored.type, stored.shape)
 
     def release(self) -> None:
         """Give back the memory of the tensors asked for since the last time: they have been packed.
@@ -109,7 +91,7 @@ class Weights:
         To be called after each layer. Views of them stay good, and cost reading them again.
         """
         for stored in self._unreleased:
-            self._map(stored.file).release(stored.offset, stored.nbytes)
+            self._map(stored.file).release(stored.offset, stored.num_bytes)
         self._unreleased.clear()
         trim_heap()  # of what decoding and packing have freed: or the next ones' may find no room in it
 
@@ -124,17 +106,17 @@ class Weights:
         digest.update(json.dumps(clean, sort_keys=True, separators=(",", ":")).encode())
         for name in sorted(self._tensors):
             stored = self._tensors[name]
-            digest.update(json.dumps([name, list(stored.shape), stored.kind, stored.transform]).encode())
+            digest.update(json.dumps([name, list(stored.shape), stored.type, stored.transform]).encode())
             digest.update(_sample(self._bytes(stored)))
-            self._map(stored.file).release(stored.offset, stored.nbytes)
+            self._map(stored.file).release(stored.offset, stored.num_bytes)
         return digest.hexdigest()
 
-    def _stored(self, name: str) -> TensorLocation:
+    def _stored(self, name: str) -> StoredTensor:
         if name not in self._tensors:
             raise BadModel("the model lacks a tensor", tensor=name)
         return self._tensors[name]
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> TensorLocation:
+    def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """Look a tensor up and note that it is about to be read."""
         stored = self._stored(name)
         if stored.shape != shape:
@@ -144,39 +126,18 @@ class Weights:
         self._progress.reached(self._asked_bytes)
         if name not in self._asked:  # a tied head is asked for twice
             self._asked.add(name)
-            self._asked_bytes += stored.nbytes
+            self._asked_bytes += stored.num_bytes
         self._unreleased.append(stored)
         return stored
 
-    def _bytes(self, stored: TensorLocation) -> Tensor:
-        return self._map(stored.file).view(stored.offset, stored.nbytes)
+    def _bytes(self, stored: StoredTensor) -> Tensor:
+        return self._map(stored.file).view(stored.offset, stored.num_bytes)
 
-    def _map(self, file: Path) -> MappedFile:
+    def _map(self, file: str) -> MappedFile:
         found = self._files.get(file)
         if found is None:
-            found = self._files[file] = MappedFile(file)
+            found = self._files[file] = MappedFile(self._folder / file)
         return found
-
-    def _check(self, name: str, stored: TensorLocation) -> None:
-        where: dict[str, object] = {"tensor": name, "file": stored.file.name}
-        if stored.kind not in dequant.UNITS:
-            raise BadModel(
-                "this type is not supported", **where, type=stored.kind, supported=", ".join(dequant.UNITS)
-            )
-        values, _ = dequant.UNITS[stored.kind]
-        if stored.shape and stored.shape[-1] % values:
-            raise BadModel("a quantised row isn't whole blocks", **where, shape=stored.shape, block=values)
-        want = dequant.stored_bytes(stored.kind, prod(stored.shape))
-        if stored.nbytes != want:
-            raise BadModel("a tensor's bytes don't fit its shape", **where, want=want, got=stored.nbytes)
-        file_bytes = self._map(stored.file).num_bytes
-        if stored.offset < 0 or stored.offset + stored.nbytes > file_bytes:
-            end = stored.offset + stored.nbytes
-            raise BadModel(
-                "the file is shorter than its index says", **where, need_bytes=end, file_bytes=file_bytes
-            )
-        if stored.transform not in (None, "unpermute_q", "unpermute_k", "minus_one"):
-            raise BadModel("this transform is not known", **where, transform=stored.transform)
 
 
 def _sample(raw: Tensor) -> bytes:
@@ -186,67 +147,3 @@ def _sample(raw: Tensor) -> bytes:
     last = raw.numel() - size
     starts = (last * piece // (_SAMPLE_PIECES - 1) for piece in range(_SAMPLE_PIECES))
     return b"".join(raw[start : start + size].numpy().tobytes() for start in starts)
-
-
-def _index(folder: Path) -> dict[str, TensorLocation]:
-    if (folder / "tensors.json").exists():
-        return _gguf_index(folder)
-    shards = sorted(folder.glob("*.safetensors"))
-    if (folder / "model.safetensors.index.json").exists():
-        weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map", {})
-        shards = [folder / name for name in sorted({str(name) for name in weight_map.values()})]
-    if not shards:
-        raise BadModel("the model folder has neither *.safetensors nor tensors.json", folder=str(folder))
-    found: dict[str, TensorLocation] = {}
-    for shard in shards:
-        found.update(_safetensors_index(shard))
-    return found
-
-
-def _gguf_index(folder: Path) -> dict[str, TensorLocation]:
-    index = read_json(folder / "tensors.json")
-    try:
-        file = folder / str(index["file"])
-        return {
-            str(name): TensorLocation(
-                file,
-                str(entry["type"]),
-                tuple(int(size) for size in entry["shape"]),
-                int(entry["offset"]),
-                int(entry["nbytes"]),
-                entry.get("transform"),
-            )
-            for name, entry in index["tensors"].items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadModel("tensors.json is broken", folder=str(folder), reason=repr(error)) from None
-
-
-def _safetensors_index(file: Path) -> dict[str, TensorLocation]:
-    """The header of one file: its length (u64, little-endian), then JSON; offsets count from the header's end.
-
-    Source: https://github.com/huggingface/safetensors, "Format".
-    """
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= 100_000_000:
-                raise BadModel("not a safetensors file, or a truncated one", file=str(file))
-            header = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
-        return {
-            str(name): TensorLocation(
-                file,
-                str(entry["dtype"]),
-                tuple(int(size) for size in entry["shape"]),
-                8 + length + int(entry["data_offsets"][0]),
-                int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]),
-            )
-            for name, entry in header.items()
-        }
-    except FileNotFoundError:
-        raise BadModel("the model folder lacks a file", file=str(file)) from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise BadModel(
-            "not a safetensors file, or a truncated one", file=str(file), reason=repr(error)
-        ) from None

@@ -15,7 +15,7 @@ class StoredType:
     num_bytes: int
 
 
-# The same as pdserve.engine.dequant.UNITS, which can't be imported from here: it needs torch.
+# Decoded by pdserve.engine.dequant.
 SUPPORTED: dict[str, StoredType] = {
     "F32": StoredType(1, 4),
     "F16": StoredType(1, 2),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdserve.errors import Incompatible
+from pdserve.modelstore.errors import BadModel
 from pdserve.modelstore.gguf_types import SUPPORTED
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -18,54 +18,70 @@ _MOST_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a weights file; shape in torch order."""
+    """One tensor of a weights file: bytes [offset, offset + num_bytes) of it; shape in torch order.
+
+    transform  None, or how to undo what llama.cpp did to the values: "unpermute_q" / "unpermute_k" (row order of rotary
+               pairs), "minus_one" (norms stored plus one)
+    """
 
     type: str
     shape: tuple[int, ...]
+    offset: int
     num_bytes: int
     file: str
+    transform: str | None = None
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of a checked model folder (see `resolve`), by name.
 
-    Raises Incompatible in one line that names file and tensor: a file that is no safetensors file or is cut short, a
+    Raises BadModel in one line that names file and tensor: a file that is no safetensors file or is cut short, a
     tensor that the index promises and its shard lacks, bytes that don't fit a shape, a type that can't be decoded.
     """
-    if (folder / "tensors.json").is_file():
-        return dict(_of_gguf(folder))
-    index_path = folder / SAFETENSORS_INDEX
-    if not index_path.is_file():
-        return {
+    try:
+        if (folder / "tensors.json").is_file():
+            return dict(_of_gguf(folder))
+        if (folder / SAFETENSORS_INDEX).is_file():
+            return _of_shards(folder)
+        found = {
             name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in _of_shard(path)
         }
-    promised = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+    except FileNotFoundError as error:
+        raise BadModel("the model folder lacks a file", file=error.filename) from None
+    if not found:
+        raise BadModel("the model folder has neither *.safetensors nor tensors.json", folder=str(folder))
+    return found
+
+
+def _of_shards(folder: Path) -> dict[str, StoredTensor]:
+    promised = json.loads((folder / SAFETENSORS_INDEX).read_text(encoding="utf-8"))["weight_map"]
     found: dict[str, StoredTensor] = {}
     for shard in dict.fromkeys(promised.values()):
         found.update(_of_shard(folder / str(shard)))
     for name, shard in promised.items():
         if name not in found or found[name].file != shard:
-            raise Incompatible(
+            raise BadModel(
                 "a shard lacks a tensor that the index promises",
                 tensor=name,
                 file=shard,
-                named_by=index_path.name,
+                named_by=SAFETENSORS_INDEX,
             )
     return found
 
 
 def _of_gguf(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
-    index = json.loads((folder / "tensors.json").read_text(encoding="utf-8"))
-    file = str(index["file"])
-    file_bytes = (folder / file).stat().st_size
     try:
+        index = json.loads((folder / "tensors.json").read_text(encoding="utf-8"))
+        file = str(index["file"])
+        file_bytes = (folder / file).stat().st_size
         for name, entry in index["tensors"].items():
             shape = tuple(int(size) for size in entry["shape"])
-            tensor = StoredTensor(str(entry["type"]), shape, int(entry["nbytes"]), file)
-            _check(name, tensor, int(entry["offset"]), file_bytes)
+            offset, num_bytes = int(entry["offset"]), int(entry["nbytes"])
+            tensor = StoredTensor(str(entry["type"]), shape, offset, num_bytes, file, entry.get("transform"))
+            _check(name, tensor, file_bytes)
             yield name, tensor
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Incompatible("tensors.json is broken", folder=folder, why=repr(error)) from error
+        raise BadModel("tensors.json is broken", folder=folder, why=repr(error)) from error
 
 
 def _of_shard(path: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -74,7 +90,7 @@ def _of_shard(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_MOST_HEADER_BYTES, file_bytes - 8):
-            raise Incompatible(
+            raise BadModel(
                 "not a safetensors file, or a truncated one", file=path.name, file_bytes=file_bytes
             )
         content = file.read(length)
@@ -84,38 +100,35 @@ def _of_shard(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         for name, entry in header.items():
             begin, end = (int(offset) for offset in entry["data_offsets"])
             shape = tuple(int(size) for size in entry["shape"])
-            tensor = StoredTensor(str(entry["dtype"]), shape, end - begin, path.name)
-            _check(name, tensor, 8 + length + begin, file_bytes)
+            tensor = StoredTensor(str(entry["dtype"]), shape, 8 + length + begin, end - begin, path.name)
+            _check(name, tensor, file_bytes)
             yield name, tensor
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Incompatible("safetensors header is broken", file=path.name, why=error) from error
+        raise BadModel("safetensors header is broken", file=path.name, why=error) from error
 
 
-def _check(name: str, tensor: StoredTensor, offset: int, file_bytes: int) -> None:
+def _check(name: str, tensor: StoredTensor, file_bytes: int) -> None:
+    where: dict[str, object] = {"tensor": name, "file": tensor.file}
     stored = SUPPORTED.get(tensor.type)
     if stored is None:
-        raise Incompatible(
-            "weights of this type are not supported",
-            tensor=name,
-            file=tensor.file,
-            got=tensor.type,
-            supported=", ".join(SUPPORTED),
+        raise BadModel(
+            "weights of this type are not supported", **where, got=tensor.type, supported=", ".join(SUPPORTED)
+        )
+    if tensor.shape and tensor.shape[-1] % stored.num_values:
+        raise BadModel(
+            "a quantised row isn't whole blocks", **where, shape=tensor.shape, block=stored.num_values
         )
     want = math.prod(tensor.shape) // stored.num_values * stored.num_bytes
     if tensor.num_bytes != want:
-        raise Incompatible(
-            "a tensor's bytes don't fit its shape",
-            tensor=name,
-            file=tensor.file,
-            want=want,
-            got=tensor.num_bytes,
-        )
-    end = offset + tensor.num_bytes
-    if not 0 <= offset <= end <= file_bytes:
-        raise Incompatible(
+        raise BadModel("a tensor's bytes don't fit its shape", **where, want=want, got=tensor.num_bytes)
+    end = tensor.offset + tensor.num_bytes
+    if not 0 <= tensor.offset <= end <= file_bytes:
+        raise BadModel(
             "a weights file is truncated",
             file=tensor.file,
             tensor=name,
             need_bytes=end,
             file_bytes=file_bytes,
         )
+    if tensor.transform not in (None, "unpermute_q", "unpermute_k", "minus_one"):
+        raise BadModel("this transform is not known", **where, transform=tensor.transform)

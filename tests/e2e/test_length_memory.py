@@ -11,8 +11,8 @@ import pytest
 
 from pdserve.client import AsyncClient
 from pdserve.engine.kernel_caches import rounded_rows
-from pdserve.engine.model_config import BadModel
 from pdserve.engine.numerics import choose_precision
+from pdserve.modelstore.errors import BadModel
 from pdserve.request import Finished, GenerateRequest
 from pdserve.sampling import SamplingParams
 from tests.support.byte_tokens import byte_tokenizer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.engine.model_config import BadModel
 from pdserve.engine.numerics import Precision, choose_precision
+from pdserve.modelstore.errors import BadModel
 
 # With bf16 instructions, without them, and float32. oneDNN emulates bfloat16 with AVX-512, and refuses with less.
 _PRODUCTION = (("bfloat16", "onednn"), ("bfloat16", "fbgemm-half"), ("float32", "onednn"))

@@ -6,9 +6,10 @@ import functools
 from dataclasses import replace
 
 from pdserve.engine.config_reader import ConfigReader
-from pdserve.engine.model_config import BadModel, ModelConfig
+from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.family import Family
 from pdserve.engine.models.sparse import ExpertNames, SparseFeedForwards, read_experts
+from pdserve.modelstore.errors import BadModel
 
 _NAMES = ExpertNames(
     router="mlp.gate",

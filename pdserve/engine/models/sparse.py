@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from pdserve.engine.config_section import Section
 from pdserve.engine.experts import Router, SparseFeedForward
-from pdserve.engine.model_config import BadModel, ExpertsConfig, ModelConfig
+from pdserve.engine.model_config import ExpertsConfig, ModelConfig
 from pdserve.engine.models.feed_forward import FeedForward, GatedFeedForward, gated_feed_forward
 from pdserve.engine.models.tensors import LayerTensors, Projection, stacked
 from pdserve.engine.numerics import Precision
+from pdserve.modelstore.errors import BadModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.engine import dequant
+from pdserve.modelstore.gguf_types import SUPPORTED
 
-KINDS = list(dequant.UNITS)
+KINDS = list(SUPPORTED)
 
 
 # Where the 16-bit scales of a block lie. Any bytes with finite scales are a valid block.
@@ -46,7 +47,7 @@ def assert_equal_bits(raw: np.ndarray[Any, Any], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SCALES)
 def test_many_random_blocks(kind: str) -> None:
-    size = dequant.UNITS[kind][1]
+    size = SUPPORTED[kind].num_bytes
     raw = np.random.default_rng(11).integers(0, 256, (4096, size), dtype=np.uint8)
     assert_equal_bits(finite(raw, kind), kind)
 
@@ -56,7 +57,7 @@ def test_many_random_blocks(kind: str) -> None:
 @settings(max_examples=60, deadline=None)
 def test_any_valid_blocks(kind: str, data: st.DataObject) -> None:
     """Bytes as Hypothesis likes them: all zeros, all ones, runs, single bits."""
-    size = dequant.UNITS[kind][1]
+    size = SUPPORTED[kind].num_bytes
     num_blocks = data.draw(st.integers(1, 3))
     content = data.draw(st.binary(min_size=num_blocks * size, max_size=num_blocks * size))
     raw = np.frombuffer(bytearray(content), dtype=np.uint8).reshape(num_blocks, size)
@@ -64,8 +65,8 @@ def test_any_valid_blocks(kind: str, data: st.DataObject) -> None:
 
 
 def test_sizes_are_ggmls() -> None:
-    for kind, unit in dequant.UNITS.items():
-        assert unit == GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    for kind, unit in SUPPORTED.items():
+        assert (unit.num_values, unit.num_bytes) == GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
 
 
 @pytest.mark.parametrize("kind", WRITABLE)
@@ -75,7 +76,8 @@ def test_quantised_weights(kind: str) -> None:
     want = dequantize(raw, GGMLQuantizationType[kind])
     got = dequant.decode(torch.from_numpy(raw.view(np.uint8).reshape(-1)), kind).to(torch.float32)
     assert got.view(8, 96).numpy().tobytes() == want.astype(np.float32).tobytes()
-    assert dequant.stored_bytes(kind, values.size) == raw.nbytes
+    unit = SUPPORTED[kind]
+    assert values.size // unit.num_values * unit.num_bytes == raw.nbytes
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pdserve.engine.config_reader import load_config
-from pdserve.engine.model_config import BadModel, ExpertsConfig, ModelConfig
+from pdserve.engine.model_config import ExpertsConfig, ModelConfig
 from pdserve.engine.models import MODELS
+from pdserve.modelstore.errors import BadModel
 from tests.unit.engine_torch.random_model import SMALL
 
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from pdserve.engine.config_reader import load_config
-from pdserve.engine.model_config import BadModel, ModelConfig, RopeConfig
+from pdserve.engine.model_config import ModelConfig, RopeConfig
 from pdserve.engine.models import MODELS
 from pdserve.errors import Code
+from pdserve.modelstore.errors import BadModel
 from tests.unit.engine_torch.random_model import SMALL
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pdserve.engine.model_config import BadModel
 from pdserve.engine.numerics import (
     LinearKind,
     Precision,
@@ -13,6 +12,7 @@ from pdserve.engine.numerics import (
     describe,
     has_native_bfloat16,
 )
+from pdserve.modelstore.errors import BadModel
 
 
 def test_auto_is_bfloat16_only_where_the_cpu_has_it() -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.layers import OneDnnLinear, PlainLinear
-from pdserve.engine.model_config import BadModel
 from pdserve.engine.numerics import LinearKind, choose_precision
 from pdserve.engine.row_proof import prove
 from pdserve.engine.row_tiles import ROW_COUNTS, RowFunction, RowSubject, RowTiles
+from pdserve.modelstore.errors import BadModel
 
 WIDTH = 8
 

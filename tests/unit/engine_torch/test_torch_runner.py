@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from pdserve.engine.model_config import BadModel
 from pdserve.engine.numerics import LinearKind, Precision, has_native_bfloat16
 from pdserve.engine.port import Row, Runner
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.errors import RowFailed
+from pdserve.modelstore.errors import BadModel
 from pdserve.sampling import SamplingParams
 from tests.support.memories import pool_bytes
 from tests.unit.engine_torch.driving import (

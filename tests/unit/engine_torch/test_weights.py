@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from pdserve.engine.config_reader import load_config
-from pdserve.engine.model_config import BadModel, read_json
+from pdserve.engine.model_config import read_json
 from pdserve.engine.models import MODELS
 from pdserve.engine.weights import Weights
+from pdserve.modelstore.errors import BadModel
 from tests.unit.engine_torch.random_model import SMALL, llama_tensors, write_random_model
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -160,7 +161,7 @@ def test_a_missing_shard_names_the_file(tmp_path: Path) -> None:
 
 def test_a_type_that_is_not_supported(tmp_path: Path) -> None:
     folder = write_random_model(tmp_path, dtype=torch.float64)
-    with pytest.raises(BadModel, match=r"type=F64, supported=F32"):
+    with pytest.raises(BadModel, match=r"got=F64, supported=F32"):
         open_weights(folder)
 
 
@@ -174,10 +175,10 @@ def test_no_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"type": "IQ2_XXS"}, "type=IQ2_XXS"),
+        ({"type": "IQ2_XXS"}, "got=IQ2_XXS"),
         ({"nbytes": 12}, "got=12"),
-        ({"offset": 10**9}, "shorter than its index"),
-        ({"offset": -8}, "shorter than its index"),
+        ({"offset": 10**9}, "weights file is truncated"),
+        ({"offset": -8}, "weights file is truncated"),
         ({"shape": [9216, 1]}, "isn't whole blocks"),
         ({"transform": "mirror"}, "transform=mirror"),
         ({"shape": None}, "tensors.json is broken"),
@@ -196,7 +197,7 @@ def test_a_truncated_gguf_names_tensor_and_file(tmp_path: Path) -> None:
     write_gguf(tmp_path, "Q8_0")
     file = tmp_path / "weights.gguf"
     file.write_bytes(file.read_bytes()[:-5000])
-    with pytest.raises(BadModel, match=r"tensor=.*file=weights\.gguf, need_bytes="):
+    with pytest.raises(BadModel, match=r"truncated \(file=weights\.gguf, tensor=.*need_bytes="):
         open_weights(tmp_path)
 
 
