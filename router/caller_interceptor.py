@@ -29,6 +29,12 @@ def caller_of_call() -> Caller:
     return _CALLER.get()
 
 
+def asker_of_call(context: Any, user: str = "") -> str:
+    """Whose turn it is when the current task's call is read: the tenant's, else the user's, else the connection's."""
+    caller = _CALLER.get(None)
+    return ("" if caller is None else caller.tenant) or user or str(context.peer())
+
+
 class CallerInterceptor(_Interceptor):
     """Event-loop thread only. Other services of the same server (health, reflection) are open to all."""
 

@@ -12,7 +12,7 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO
 from router.app import RouterApp
-from router.caller_interceptor import caller_of_call
+from router.caller_interceptor import asker_of_call, caller_of_call
 from router.gate import Gate
 from router.summary import large_ones_counted, refusals_told
 from router.traceparent import traceparent_of
@@ -29,7 +29,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         place, caller = self._gate.take_place(), caller_of_call()
-        asker = caller.tenant or request.user or context.peer()
+        asker = asker_of_call(context, request.user)
         with refusals_told(request.request_id, self._app.metrics):
             asked = await self._app.read(request, asker)
         generation = self._app.begin(
@@ -56,7 +56,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return pb.AbortResponse()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
-        asker, turns = caller_of_call().tenant or context.peer(), self._app.turns
+        asker, turns = asker_of_call(context), self._app.turns
         with large_ones_counted(self._app.metrics):
             source = await turns.call(lambda: _source(request), user=asker, num_bytes=request.ByteSize())
             ids = await self._app.tokenize(source, asker)
@@ -64,8 +64,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
         with large_ones_counted(self._app.metrics):
-            asker = caller_of_call().tenant or context.peer()
-            return pb.DetokenizeResponse(text=await self._app.detokenize(request.token_ids, asker))
+            text = await self._app.detokenize(request.token_ids, asker_of_call(context))
+            return pb.DetokenizeResponse(text=text)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
         return MODEL_INFO.write(await self._app.model())

@@ -32,7 +32,7 @@ from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.admin_door import AdminServicer
 from router.app import RouterApp
-from router.caller_interceptor import CallerInterceptor
+from router.caller_interceptor import CallerInterceptor, asker_of_call
 from router.door import InferenceServicer
 from router.gate import Gate
 from router.keys_follower import KeysFollower
@@ -139,7 +139,7 @@ class _Process:
         self._keys = keys
         timeouts, router = config.timeouts, config.router
         self._gate = Gate(self._app.admission, self._app.metrics, clock)
-        reader = RequestReader(router.max_request_bytes, self._app.turns, self._app.on_unread)
+        reader = RequestReader(router.max_request_bytes, self._app.turns, asker_of_call, self._app.on_unread)
         self._for_clients = make_server(
             keepalive_s=timeouts.client_keepalive_s,
             answer_s=timeouts.client_stall_s,

@@ -32,12 +32,20 @@ class RequestReader(_Interceptor):
     """Reads the request of every call that has just one; streams of requests have their own readers.
 
     max_bytes   the largest message
+    asker_of    whose turn it takes to read a call's message, by its context
     on_refused  told of each message that was refused
     """
 
-    def __init__(self, max_bytes: int, reading: Reading, on_refused: Callable[[PdserveError], None]) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        reading: Reading,
+        asker_of: Callable[[Any], str],
+        on_refused: Callable[[PdserveError], None],
+    ) -> None:
         self._max_bytes = max_bytes
         self._reading = reading
+        self._asker_of = asker_of
         self._on_refused = on_refused
 
     async def intercept_service(
@@ -80,7 +88,9 @@ class RequestReader(_Interceptor):
                 )
             if len(raw) <= READ_AT_ONCE_BYTES:
                 return parsed(raw, parse)
-            return await self._reading.run(_read_steps(raw, parse), user=context.peer(), num_bytes=len(raw))
+            return await self._reading.run(
+                _read_steps(raw, parse), user=self._asker_of(context), num_bytes=len(raw)
+            )
         except PdserveError as error:
             self._on_refused(error)
             raise

@@ -19,6 +19,7 @@ from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.service.rpc import bind, make_server
 from pdserve.service.rpc_requests import RequestReader
 from router.app import RouterApp
+from router.caller_interceptor import CallerInterceptor, asker_of_call
 from router.door import InferenceServicer
 from router.gate import GENERATE, Gate
 from tests.support.waiting import until
@@ -47,9 +48,12 @@ async def door(work: HeldWork) -> AsyncIterator[tuple[RouterApp, grpc.aio.Channe
     clock, source = SystemClock(), random.Random(1)
     async with RouterApp(config(), clock, source, work=work) as app:
         gate = Gate(app.admission, app.metrics, clock)
-        reader = RequestReader(MAX_BYTES, app.turns, app.on_unread)
+        reader = RequestReader(MAX_BYTES, app.turns, asker_of_call, app.on_unread)
         server = make_server(
-            keepalive_s=1.0, max_message_bytes=2 * MAX_BYTES, random=source, gates=(gate, reader)
+            keepalive_s=1.0,
+            max_message_bytes=2 * MAX_BYTES,
+            random=source,
+            gates=(CallerInterceptor(app.callers, app.metrics), gate, reader),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(app, gate), server)
         address = bind(server, "127.0.0.1:0")

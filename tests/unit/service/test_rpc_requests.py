@@ -43,7 +43,7 @@ async def serving(recorded: Recorded) -> AsyncIterator[grpc.aio.Channel]:
         keepalive_s=1.0,
         max_message_bytes=4 * MAX_BYTES,
         random=random.Random(1),
-        gates=(RequestReader(MAX_BYTES, recorded, recorded.refused.append),),
+        gates=(RequestReader(MAX_BYTES, recorded, lambda context: context.peer(), recorded.refused.append),),
     )
     inference_pb2_grpc.add_InferenceServicer_to_server(Door(count_to), server)
     Health(server)
