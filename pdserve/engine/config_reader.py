@@ -35,11 +35,15 @@ def load_config(folder: Path, supported: Mapping[str, Configures]) -> ModelConfi
     """
     raw = read_json(folder / "config.json")
     architectures = raw.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise BadModel(
+            "config.json needs a list of names here", key="architectures", value=repr(architectures)[:80]
+        )
     known = [name for name in architectures if name in supported]
     if not known:
         raise BadModel(
             "this architecture is not supported",
-            architecture=", ".join(map(str, architectures)) or "(none given)",
+            architecture=", ".join(architectures) or "(none given)",
             supported=", ".join(supported),
         )
     return supported[known[0]].configure(ConfigReader(text_config(raw), known[0]))
