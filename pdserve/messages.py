@@ -254,10 +254,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The worker's loop lives; the step counter says whether its engine does."""
+    """The worker's loop lives, and its engine if num_steps moves; in_step_s: of its present step, if that is long."""
 
     num_steps: int
     has_work: bool
+    in_step_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ class Attempt:
         num_tokens, num_uncached = len(self._start.token_ids), self._num_uncached
         num_blocks = num_tokens // self.decode.hello.block_size + 1
         self.decode.open_leg(self.handle, self)
+        self.decode.asking[self.handle] = None
         self.decode.accounting.assign(self.handle, 0 if self.prefill else num_uncached, num_blocks, now_s)
         if self.prefill is not None:
             self.prefill.open_leg(self.handle, self)

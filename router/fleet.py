@@ -18,6 +18,7 @@ from pdserve.messages import (
     Demand,
     Down,
     DownHeartbeat,
+    Granted,
     Heartbeat,
     Hello,
     Load,
@@ -240,8 +241,10 @@ class Fleet:
             return
         held = member.credit.available
         member.answered(message.handle)
+        if isinstance(message, Granted):
+            member.asking.pop(message.handle, None)
         leg.on_message(member, message)
-        if member.credit.available > held:
+        if member.credit.available > held or isinstance(message, Granted):
             self.on_change()
 
     def _drop(self, message: AttemptMessage | StepTokens) -> None:
@@ -250,7 +253,7 @@ class Fleet:
 
     def _on_heartbeat(self, member: Member, beat: Heartbeat) -> None:
         was_suspect = member.liveness.suspect
-        member.liveness.heartbeat(beat.num_steps, beat.has_work, self._clock.now_s())
+        member.liveness.heartbeat(beat.num_steps, beat.has_work, self._clock.now_s(), beat.in_step_s)
         if was_suspect and not member.liveness.suspect:
             self._topology_changed()
 

@@ -16,6 +16,8 @@ class Liveness:
     silent_s          no message for so long = dead
     late_s            no message for so long = silent for now: stopped, or without a CPU
     stuck_at_steps    an earlier session of this very process ended as hung at this step count: suspect until it moves
+    in_step           whether the engine was amid a step that had lasted for a while when it was last heard of
+    slowest_step_s    the worker's own figure, of its recent steps
     """
 
     def __init__(
@@ -23,11 +25,11 @@ class Liveness:
     ) -> None:
         self._silent_s = silent_s
         self._late_s = late_s
-        self._awake_since_s = now_s
         self._heard_s = now_s
         self._moved_s = now_s
         self._has_work = False
-        self._slowest_step_s = 0.0
+        self.slowest_step_s = 0.0
+        self.in_step = False
         self.num_steps = 0
         self._stuck_at_steps = stuck_at_steps
 
@@ -36,27 +38,26 @@ class Liveness:
         """Whether the engine was hanging when this process was last heard of, and hasn't moved since."""
         return self._stuck_at_steps is not None
 
-    def awake_since_s(self, now_s: float) -> float | None:
-        """Since when it has had something to say at least every now and then; None = it is silent for now."""
-        return None if now_s - self._heard_s > self._late_s else self._awake_since_s
+    def is_silent(self, now_s: float) -> bool:
+        """Whether it says nothing at all for now."""
+        return now_s - self._heard_s > self._late_s
 
     def heard(self, now_s: float) -> None:
         """Any message came."""
-        if now_s - self._heard_s > self._late_s:
-            self._awake_since_s = now_s
         self._heard_s = now_s
 
     def reported_step_time(self, slowest_step_s: float) -> None:
         """The worker's own figure: the slowest of its recent steps."""
-        self._slowest_step_s = slowest_step_s
+        self.slowest_step_s = slowest_step_s
 
-    def heartbeat(self, num_steps: int, has_work: bool, now_s: float) -> None:
-        """The step counter, and whether the engine has anything to do."""
+    def heartbeat(self, num_steps: int, has_work: bool, now_s: float, in_step_s: float = 0.0) -> None:
+        """The step counter, whether the engine has anything to do, and how long it has been in its present step."""
         if num_steps != self.num_steps or not has_work or not self._has_work:
             self._moved_s = now_s
         if self._stuck_at_steps is not None and (num_steps != self._stuck_at_steps or not has_work):
             self._stuck_at_steps = None
         self.num_steps = num_steps
+        self.in_step = in_step_s > 0.0
         self._has_work = has_work
 
     def why_dead(self, now_s: float) -> str:
@@ -71,7 +72,7 @@ class Liveness:
     @property
     def hang_s(self) -> float:
         """How long the step counter may stand still while there is work."""
-        return max(HANG_MIN_S, HANG_STEPS * self._slowest_step_s)
+        return max(HANG_MIN_S, HANG_STEPS * self.slowest_step_s)
 
     @property
     def hangs(self) -> bool:

@@ -53,6 +53,7 @@ class PairRecord:
 class Member:
     """State of one session; ends with it. Event-loop thread only.
 
+    asking    attempts that it was asked to grant and has granted no blocks yet, in order of asking
     refusing  it refused something and hasn't sent a load report since: it isn't asked again before
     doubted   a decode worker has lost its link to it: until the next load report it may be dead
     """
@@ -74,6 +75,7 @@ class Member:
         default_factory=dict
     )  # by id of the decode worker, in order of asking
     legs: dict[int, Leg] = field(default_factory=dict)
+    asking: dict[int, None] = field(default_factory=dict)
     demand: int = 0  # last one told
 
     def __post_init__(self) -> None:
@@ -114,6 +116,7 @@ class Member:
     def close_leg(self, handle: int) -> None:
         """Drop, and count, what still comes under this handle; its bookings are undone."""
         self.legs.pop(handle, None)
+        self.asking.pop(handle, None)
         self.credit.release(handle)
         self.accounting.drop(handle)
 

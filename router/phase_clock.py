@@ -1,4 +1,10 @@
-"""Where an attempt is, since when, and how long it may stay there without progress: protocol.md, "Time"."""
+"""Where an attempt is, since when, and how long it may stay there without progress: protocol.md, "Time".
+
+A time-out is for what a worker has lost, not for how slow the worker is. One that is dead, silent or hung is judged by
+its session (liveness.py), and its attempts learn of that; one that says nothing for now, or is amid a long step, gives
+its attempts their time anew; and no limit is shorter than some of its slowest steps of late. While a decode worker is
+asked, and while it lets the attempt wait, only the session and the client's deadline count.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,10 @@ from pdserve.errors import WorkerLost
 from pdserve.service.config import TimeoutsConfig
 from router.member import Member
 from router.progress_timer import ProgressTimer
+
+SLOW_STEPS = (
+    10.0  # an attempt has its turn within so many steps, whoever else is there; as liveness.HANG_STEPS
+)
 
 
 class AttemptPhase(Enum):
@@ -23,6 +33,13 @@ class AttemptPhase(Enum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     ENDED = "ended"
+
+
+_TOLD = {
+    AttemptPhase.PREFILLING: ("no prefill progress", "timeouts.prefill_progress_s, engine.max_step_tokens"),
+    AttemptPhase.HANDOFF: ("no verdict on the hand-off", "timeouts.handoff_s"),
+    AttemptPhase.RUNNING: ("no token", "timeouts.token_gap_s"),
+}
 
 
 class PhaseClock:
@@ -44,20 +61,16 @@ class PhaseClock:
         self.phase = AttemptPhase.GRANTING
         self.is_stuck_logged = False
         self.progress_s = clock.now_s()
-        self._timeouts = timeouts
         self._clock = clock
         self._prefill = prefill
         self._decode = decode
         self._on_late = on_late
-        self._written_s = self.progress_s
         self._timer = ProgressTimer(clock, self._expired)
         self._limits_s = {
-            AttemptPhase.GRANTING: timeouts.grant_s,
             AttemptPhase.PREFILLING: timeouts.prefill_progress_s,
             AttemptPhase.HANDOFF: timeouts.handoff_s,
             AttemptPhase.RUNNING: timeouts.token_gap_s,
         }
-        self._arm()
 
     def enter(self, phase: AttemptPhase) -> None:
         """Into a phase; nothing happens if it is this one already."""
@@ -73,40 +86,31 @@ class PhaseClock:
             self.progress_s = self._clock.now_s()
             self._arm()
 
+    @property
+    def _awaited(self) -> Member:
+        """Who has to say something next."""
+        if self.phase is AttemptPhase.PREFILLING and self._prefill is not None:
+            return self._prefill
+        return self._decode
+
     def _arm(self) -> None:
         limit_s = self._limits_s.get(self.phase)
         if limit_s is None:
             self._timer.stop()
         else:
-            self._timer.restart(limit_s)
+            self._timer.restart(max(limit_s, SLOW_STEPS * self._awaited.liveness.slowest_step_s))
 
     def _expired(self) -> None:
-        match self.phase:
-            case AttemptPhase.GRANTING:
-                left_s = self._grant_left_s()
-                if left_s > 1e-6:
-                    self._timer.restart(left_s)
-                    return
-                self._decode.refusing = True  # nor is anything else sent there before it reports again
-                what, worker = "no answer to StartDecode", self._decode
-            case AttemptPhase.PREFILLING:
-                what, worker = "no prefill progress", self._prefill or self._decode
-            case AttemptPhase.HANDOFF:
-                what, worker = "no verdict on the hand-off", self._decode
-            case _:
-                what, worker = "no token", self._decode
-        self._on_late(WorkerLost(f"{what} in time", after_s=self._limits_s[self.phase], worker=worker.ref))
-
-    def _grant_left_s(self) -> float:
-        """How much longer the decode worker may leave StartDecode without an answer.
-
-        While it says nothing at all, not even that it lives, silence about one attempt means nothing: its session ends,
-        or it comes back, and then its time starts over. In total it has no longer than a silent session would live.
-        """
-        now_s = self._clock.now_s()
-        awake_since_s = self._decode.liveness.awake_since_s(now_s)
-        if awake_since_s is None:
-            left_s = self._timeouts.grant_s / 2
-        else:
-            left_s = max(self._written_s, awake_since_s) + self._timeouts.grant_s - now_s
-        return min(left_s, self._written_s + self._timeouts.link_s - now_s)
+        life, now_s = self._awaited.liveness, self._clock.now_s()
+        if life.in_step or life.is_silent(now_s):
+            self._arm()
+            return
+        what, settings = _TOLD[self.phase]
+        self._on_late(
+            WorkerLost(
+                f"{what} in time",
+                after_s=round(now_s - self.progress_s, 3),
+                worker=self._awaited.ref,
+                settings=settings,
+            )
+        )

@@ -21,6 +21,9 @@ from router.scoring import Cost, CostParameters, Scoring, num_running
 
 ABOUT = 0.1  # of the best score: estimates aren't better than that …
 ABOUT_S = 0.0005  # … nor than that …
+# Requests that a decode worker is asked to grant at a time, so that it always has the next one. More would only stand
+# in its list instead of the router's queue, or be refused and asked again.
+MOST_ASKING = 32
 CHANCE = 2.0  # … nor than so many standard errors of what was observed
 
 
@@ -163,6 +166,8 @@ class Placer:
                 return f"{member.id} was lost by a decode worker, no load report since", False
             if need.max_total_tokens > member.hello.window_tokens:
                 return f"{member.id} has a window of {member.hello.window_tokens} tokens", True
+        if len(decode.asking) >= MOST_ASKING:
+            return f"{len(decode.asking)} wait for a grant of {decode.id}", False
         if prefill is not None:
             return (f"no credit of {prefill.id}", False) if prefill.credit.available <= 0 else ("", False)
         uncached = need.num_uncached_tokens(decode)

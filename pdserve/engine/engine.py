@@ -165,7 +165,7 @@ class Engine:
 
     def step(self) -> list[EngineEvent]:
         """Run one batch; [] if nothing can run. Errors of the model become events; only our own bugs raise."""
-        plan = self._scheduler.plan()
+        plan = self._scheduler.plan(self._stats.speed_tokens_per_s)
         events: list[EngineEvent] = list(plan.taken)
         for taken in plan.taken:
             log.info(

@@ -17,6 +17,8 @@ from pdserve.engine.sequence import Sequence, SequenceState
 from pdserve.engine.sequence_blocks import SequenceBlocks
 from pdserve.errors import InvariantViolated
 
+LEAST_CHUNK_TOKENS = 16  # however slow the engine is
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
@@ -26,6 +28,7 @@ class EngineLimits:
     max_batch              decode rows, and as many prefill rows, in one step
     chunk_tokens           positions of one sequence in one step
     decode_prefill_tokens  prefill positions in a step while others run; None: no bound of its own (role `both`)
+    prefill_step_s         a step takes no more prefill positions than it can compute in so long, by the speed of late
     recompute_max_tokens   a longer preempted sequence is handed back instead of recomputed; None: never
     prefix_cache           whether full blocks become hits
     """
@@ -34,6 +37,7 @@ class EngineLimits:
     max_batch: int = 64
     chunk_tokens: int = 512
     decode_prefill_tokens: int | None = 64
+    prefill_step_s: float = 2.0
     recompute_max_tokens: int | None = 2048
     prefix_cache: bool = True
 
@@ -48,6 +52,13 @@ class EngineLimits:
             raise ValueError(f"want decode_prefill_tokens >= 1 or none, got {self.decode_prefill_tokens}")
         if self.recompute_max_tokens is not None and self.recompute_max_tokens < 0:
             raise ValueError(f"want recompute_max_tokens >= 0 or none, got {self.recompute_max_tokens}")
+
+    def most_prefill_tokens(self, tokens_per_s: float) -> int:
+        """Of all prefills in one step, at this speed; a power of two where it is a bound, so that it seldom changes."""
+        in_time = max(LEAST_CHUNK_TOKENS, int(tokens_per_s * self.prefill_step_s))
+        if tokens_per_s <= 0 or in_time >= self.max_step_tokens:
+            return self.max_step_tokens
+        return 1 << (in_time.bit_length() - 1)
 
     def is_short(self, num_tokens: int) -> bool:
         """Whether a prefill of so many tokens is in the short lane: done in one chunk."""
@@ -133,21 +144,27 @@ class Scheduler:
 
     # --- the next step
 
-    def plan(self) -> Plan:
-        """The rows of the next step, blocks included; no rows if nothing can run."""
+    def plan(self, prefill_tokens_per_s: float = 0.0) -> Plan:
+        """The rows of the next step, blocks included; no rows if nothing can run.
+
+        prefill_tokens_per_s  of steps of late; 0 = not known
+        """
         plan = Plan()
+        most = self._limits.most_prefill_tokens(prefill_tokens_per_s)
         self._readmit()
         alone = self._next_alone()
         if alone is None:
             self._plan_decodes(plan, [seq for seq in self._running if seq not in self._struck])
-            self._plan_chunks(plan, [seq for seq in self._prefilling if seq not in self._struck])
+            self._plan_chunks(plan, [seq for seq in self._prefilling if seq not in self._struck], most)
         elif alone.state is SequenceState.RUNNING:
             self._plan_decodes(plan, [alone])
         else:
-            self._plan_chunks(plan, [alone])
+            self._plan_chunks(plan, [alone], most)
         self._last_ran_alone = alone is not None
         if not plan.rows and plan.taken and self.has_work:
-            again = self.plan()  # who was to run lost its blocks; each round takes at least one, so this ends
+            again = self.plan(
+                prefill_tokens_per_s
+            )  # who was to run lost its blocks; each round takes at least one, so this ends
             return Plan(again.rows, [*plan.taken, *again.taken])
         return plan
 
@@ -187,9 +204,9 @@ class Scheduler:
                 del self._running[seq]
                 self._running[seq] = None
 
-    def _plan_chunks(self, plan: Plan, candidates: list[Sequence]) -> None:
+    def _plan_chunks(self, plan: Plan, candidates: list[Sequence], most: int) -> None:
         limits = self._limits
-        budget = limits.max_step_tokens - len(plan.rows)
+        budget = min(limits.max_step_tokens - len(plan.rows), most)
         if self._running and limits.decode_prefill_tokens is not None:
             budget = min(budget, limits.decode_prefill_tokens)
         seqs = [seq for seq in candidates[: limits.max_batch] if seq.state is SequenceState.PREFILLING]

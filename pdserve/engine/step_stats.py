@@ -56,6 +56,14 @@ class StepStats:
         return self._prefill_tokens / self._prefill_s if self._prefill_s > 0 else 0.0
 
     @property
+    def speed_tokens_per_s(self) -> float:
+        """The same for the next step's size, known a step earlier: by the second that ran, not counted yet."""
+        if self._prefill_s > 0 or not self._recent_s or self._last is None:
+            return self.prefill_tokens_per_s
+        begun_s, ended_s, num_prefill_tokens = self._last
+        return num_prefill_tokens / (ended_s - begun_s) if ended_s > begun_s else 0.0
+
+    @property
     def slowest_step_s(self) -> float:
         return max(self._recent_s, default=0.0)
 

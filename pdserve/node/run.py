@@ -156,7 +156,9 @@ class RoleRun:
         meter = MeteredRunner(
             runner, ports.clock, lambda new_shape: from_engine(StepBegun(new_shape)), ports.energy
         )
-        self._engine = Engine(meter, limits_of(self.role, config.engine), ports.clock)
+        self._engine = Engine(
+            meter, limits_of(self.role, config.engine, self._timeouts.prefill_progress_s), ports.clock
+        )
         parts = CoreParts(
             engine=self._engine,
             meter=meter,
@@ -322,7 +324,9 @@ class RoleRun:
     async def _beat(self) -> None:
         while True:
             await self._sleep(self._timeouts.heartbeat_s)
-            self._sessions.beat(self._watchdog.num_steps, self._watchdog.expects_step)
+            self._sessions.beat(
+                self._watchdog.num_steps, self._watchdog.expects_step, self._watchdog.in_step_s
+            )
             self._gauges.on_tick(self._transfer.metrics, len(self._sessions.routers))
             silent_s = self._watchdog.tick()
             if silent_s is not None:

@@ -77,7 +77,10 @@ class TimeoutsConfig:
         1.0,
         "between an HTTP/2 ping of a worker's session and its answer; a link that was quiet for so long sends PING",
     )
-    grant_s: float = _positive(1.0, "from StartDecode to any answer of the decode worker")
+    grant_s: float = _positive(
+        1.0,
+        "from StartDecode to any answer of a decode worker; one whose engine is busy says so in a quarter of it",
+    )
     link_s: float = _positive(4.0, "no frame at all from a link's peer; only this ends the link")
     lease_s: float = _positive(5.0, "an answer about one lease is missing; ends that lease, not the link")
     handoff_s: float = _positive(

@@ -47,7 +47,10 @@ Roles = Mapping[Role, Callable[[CoreParts], RoleCore]]
 """The roles that a worker can take, and what makes the core of each."""
 
 
-def limits_of(role: Role, config: EngineConfig) -> EngineLimits:
+PREFILL_STEPS = 5  # of steps with prefills, within the time in which a router wants to see progress
+
+
+def limits_of(role: Role, config: EngineConfig, prefill_progress_s: float) -> EngineLimits:
     """The engine's limits in a role.
 
     A batch takes at least one token a row and leaves one for a prompt, so max_step_tokens bounds max_batch too.
@@ -59,6 +62,7 @@ def limits_of(role: Role, config: EngineConfig) -> EngineLimits:
         max_batch=max_batch,
         chunk_tokens=config.max_step_tokens,
         decode_prefill_tokens=config.decode_prefill_tokens if decodes_only else None,
+        prefill_step_s=prefill_progress_s / PREFILL_STEPS,
         recompute_max_tokens=config.recompute_max_tokens if decodes_only else None,
         prefix_cache=config.prefix_cache,
     )

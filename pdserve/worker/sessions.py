@@ -147,13 +147,13 @@ class RouterSessions:
         for live in self._live.values():
             live.session.send(message)
 
-    def beat(self, num_steps: int, has_work: bool) -> None:
+    def beat(self, num_steps: int, has_work: bool, in_step_s: float = 0.0) -> None:
         """One heartbeat has passed: tell the routers, and count their silence in heartbeats.
 
         Counted, not timed: after this process was stopped and continued, what a router sent meanwhile lies unread.
         """
         for live in tuple(self._live.values()):
-            live.session.send(Heartbeat(num_steps, has_work))
+            live.session.send(Heartbeat(num_steps, has_work, in_step_s))
             if self._load is not None:
                 live.session.send(self._load)
             live.num_quiet_ticks += 1

@@ -30,6 +30,7 @@ class Watchdog:
         self._in_step = False
         self._unchanged_s = 0.0
         self._silent_s = 0.0
+        self._in_step_s = 0.0
 
     @property
     def limit_s(self) -> float:
@@ -46,12 +47,18 @@ class Watchdog:
         is_silent = self._silent_s > _SILENT_BEATS * self._heartbeat_s
         return (self._has_work or is_silent) and not self._new_shape
 
+    @property
+    def in_step_s(self) -> float:
+        """How long it has been in its present step; 0 = it isn't in one."""
+        return self._in_step_s
+
     def is_busy_for(self, wait_s: float) -> bool:
         """Whether the engine is in a step that may well last so long."""
         return self._in_step and (self._new_shape or max(self._recent_s, default=0.0) >= wait_s)
 
     def on_step_begun(self, begun: StepBegun) -> None:
         self._in_step = True
+        self._in_step_s = 0.0
         self._silent_s = 0.0
         self._has_work = True
         self._new_shape = begun.new_shape
@@ -61,6 +68,7 @@ class Watchdog:
             self._recent_s.append(beat.step_s)
             self._unchanged_s = 0.0
         self._in_step = False
+        self._in_step_s = 0.0
         self._silent_s = 0.0
         self._new_shape = False
         self._num_steps = beat.num_steps
@@ -68,6 +76,8 @@ class Watchdog:
 
     def tick(self) -> float | None:
         """One heartbeat has passed. Returns the seconds without a sign of the engine if it hangs, else None."""
+        if self._in_step:
+            self._in_step_s += self._heartbeat_s
         if self._new_shape:
             self._unchanged_s = self._silent_s = 0.0
             return None

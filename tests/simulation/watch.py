@@ -30,7 +30,8 @@ class Watch:
         self._stage = stage
         timeouts = stage.scenario.config.timeouts
         self._limits_s = {
-            AttemptPhase.GRANTING: timeouts.link_s,  # grant_s, which starts over when a silent worker comes back
+            AttemptPhase.GRANTING: timeouts.link_s
+            + timeouts.heartbeat_s,  # who says nothing for so long is gone
             AttemptPhase.PREFILLING: timeouts.prefill_progress_s,
             AttemptPhase.HANDOFF: timeouts.handoff_s,
             AttemptPhase.RUNNING: timeouts.token_gap_s,

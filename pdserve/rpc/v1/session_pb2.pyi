@@ -826,17 +826,20 @@ class Heartbeat(_message.Message):
 
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     HAS_WORK_FIELD_NUMBER: _builtins.int
+    IN_STEP_S_FIELD_NUMBER: _builtins.int
     num_steps: _builtins.int
     has_work: _builtins.bool
+    in_step_s: _builtins.float
     def __init__(
         self,
         *,
         num_steps: _builtins.int = ...,
         has_work: _builtins.bool = ...,
+        in_step_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_work", b"has_work", "num_steps", b"num_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_work", b"has_work", "in_step_s", b"in_step_s", "num_steps", b"num_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,6 +47,52 @@ def test_chunks_go_by_admission_and_fill_the_budget() -> None:
     assert steps == [[(1, 50), (2, 30), (3, 20)], [(1, 100)], [(3, 40)]]
 
 
+class SlowRunner(RecordingRunner):
+    """The same, on a machine that computes so many positions a second."""
+
+    def __init__(self, clock: VirtualClock, tokens_per_s: float) -> None:
+        super().__init__(num_blocks=1000, block_size=16)
+        self._clock = clock
+        self.tokens_per_s = tokens_per_s
+        self.took_s: list[float] = []
+
+    def run(self, rows: Seq[Row]) -> list[RowOutput]:
+        self.took_s.append(sum(len(row.token_ids) for row in rows) / self.tokens_per_s)
+        self._clock.advance(self.took_s[-1])
+        return super().run(rows)
+
+
+def test_chunks_shrink_to_what_a_slow_engine_computes_in_its_time_and_grow_again() -> None:
+    clock = VirtualClock()
+    runner = SlowRunner(clock, 25.0)
+    target = Engine(runner, EngineLimits(decode_prefill_tokens=None, prefill_step_s=2.0), clock)
+    start(target, 1, 2_000, max_tokens=1)
+    run_out(target)
+    assert [rows[0][1] for rows in runner.steps[:4]] == [
+        512,
+        512,
+        32,
+        32,
+    ]  # the first step says nothing of speed
+    assert max(runner.took_s[2:]) < 2.0
+    runner.tokens_per_s = 10_000.0
+    for handle in range(2, 5):
+        start(target, handle, 4_000, max_tokens=1)
+        run_out(target)
+    assert runner.steps[-2][0][1] == 512
+
+
+def test_the_slowest_engine_computes_sixteen_positions_a_step() -> None:
+    limits = EngineLimits(max_step_tokens=512)
+    assert [limits.most_prefill_tokens(rate) for rate in (0.0, 0.1, 7.9, 16.0, 1_000.0)] == [
+        512,
+        16,
+        16,
+        32,
+        512,
+    ]
+
+
 def test_a_short_prompt_does_not_wait_for_a_long_one_that_is_being_computed() -> None:
     target, steps = recorded(EngineLimits(max_step_tokens=100, chunk_tokens=100, decode_prefill_tokens=None))
     start(target, 1, 1_000, max_tokens=1)

@@ -203,6 +203,7 @@ class ScriptedWorker:
         self.received: list[Down] = []
         self.lost: WorkerLost | Incompatible | None = None
         self.silent = False
+        self.in_step_s = 0.0
         self._num_expected = 0
         self._num_steps = 0
         self._changed = asyncio.Event()
@@ -217,9 +218,14 @@ class ScriptedWorker:
             self.wire.worker_end.send(message)
 
     def beat(self) -> None:
-        if not self.silent:
-            self._num_steps += 1
-            self.say(Heartbeat(self._num_steps, True))
+        if self.silent:
+            return
+        if self.in_step_s:  # of a new shape, as its own watchdog calls it: no hang
+            self.in_step_s += 0.5
+            self.say(Heartbeat(self._num_steps, False, self.in_step_s))
+            return
+        self._num_steps += 1
+        self.say(Heartbeat(self._num_steps, True))
 
     async def expect(self, kind: type[M], within_s: float = PATIENCE_S) -> M:
         """The next message of this kind; those of other kinds before it are passed over."""

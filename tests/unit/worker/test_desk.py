@@ -93,7 +93,9 @@ class Bench:
         meter = MeteredRunner(FakeRunner(num_blocks=4), self.clock, lambda new_shape: None)
         config = Config()
         parts = CoreParts(
-            engine=Engine(meter, limits_of(Role.PREFILL, config.engine), self.clock),
+            engine=Engine(
+                meter, limits_of(Role.PREFILL, config.engine, config.timeouts.prefill_progress_s), self.clock
+            ),
             meter=meter,
             to_transfer=self.said.append,
             to_loop=self.said.append,
