@@ -250,11 +250,9 @@ class DecodeCore:
     def _take_token(
         self, attempt: DecodeAttempt, sampled: Sampled, tokens: dict[int, list[StepTokens]]
     ) -> None:
-        seq = sampled.seq
         self._desk.num_generated_tokens += 1
         if sampled.first:
             attempt.started_s = self._clock.now_s()
-            self._desk.num_prefilled_tokens += len(seq.ids) - 1 - seq.num_cached_tokens
             self._send(attempt, started_here(attempt, sampled))
             return
         if attempt.decode_queue_s is None:

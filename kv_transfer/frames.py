@@ -257,6 +257,11 @@ class StaleLease(_OfLease, frozen=True):
     kind: ClassVar[Kind] = Kind.STALE
     of: Annotated[int, Meta(ge=0, le=255)]
 
+    @property
+    def of_name(self) -> str:
+        """Of that kind, which may be a later version's."""
+        return next((kind.name for kind in Kind if kind == self.of), "UNKNOWN")
+
 
 # --- ends, with an error: the writer cuts it to the bounds that the reader checks, a long reason must not end a link
 

@@ -233,7 +233,7 @@ class Link:
             case _ if self.side is None:
                 raise InvalidRequest("a frame before the handshake's end", field="kind", got=frame.kind.name)
             case _ if generation != self.generation:
-                count(self._metrics.stale, self.peer_name)
+                count(self._metrics.stale, (self.peer_name, frame.kind.name))
                 if not isinstance(frame, StaleLease):
                     self.send(StaleLease(frame.lease_id, frame.kind))
             case _:

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pdserve.errors import (
+    DeadlineExceeded,
+    Draining,
+    HandedBack,
+    PdserveError,
+    RequestCancelled,
+    Revoked,
+)
+
+K = TypeVar("K")
+
+_NO_FAULTS = (RequestCancelled, DeadlineExceeded, Revoked, Draining, HandedBack)
+"""What ends a lease though everything works: also a request that is complete with its first token."""
 
 
 @dataclass(slots=True)
@@ -10,7 +25,9 @@ class TransferMetrics:
     """Written by the transfer owner only; another thread may read any one value at any time.
 
     received_s     seconds between the first pull and the last byte, summed over handed-off leases
-    stale, corrupt frames of a dead lease or generation, and pieces with a wrong checksum, by the sender's worker id
+    …_leases       each one that was opened is open, or has ended in one of four ways
+    stale          frames of a dead lease or generation, by the sender's worker id and the kind of frame
+    corrupt        pieces with a wrong checksum, by the sender's worker id
     fell_back      links that use the stream because the preferred transport failed, by peer
     pushed_out     strangers in their handshake who had to make room for later ones
     malformed      links ended because of a frame that can't be, by peer
@@ -22,21 +39,37 @@ class TransferMetrics:
     received_bytes: int = 0
     received_pieces: int = 0
     received_s: float = 0.0
+    opened_leases: int = 0
     confirmed_leases: int = 0
     handed_off_leases: int = 0
     failed_leases: int = 0
+    aborted_leases: int = 0
     open_leases: int = 0
     links_up: int = 0
     links_opened: int = 0
     links_lost: int = 0
     pushed_out: int = 0
-    stale: dict[str, int] = field(default_factory=dict)
+    stale: dict[tuple[str, str], int] = field(default_factory=dict)
     corrupt: dict[str, int] = field(default_factory=dict)
     fell_back: dict[str, int] = field(default_factory=dict)
     malformed: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def leases_add_up(self) -> bool:
+        """Whether every lease is accounted for. O(1); between two turns only."""
+        num_ended = self.confirmed_leases + self.handed_off_leases + self.failed_leases + self.aborted_leases
+        return self.opened_leases == self.open_leases + num_ended
 
-def count(by_peer: dict[str, int], peer: str) -> None:
-    """One more for this peer."""
-    by_peer[peer] = by_peer.get(peer, 0) + 1
+    def lease_ended(self, error: PdserveError) -> bool:
+        """A lease has ended without a hand-off. Returns whether that is a failure."""
+        if isinstance(error, _NO_FAULTS):
+            self.aborted_leases += 1
+            return False
+        self.failed_leases += 1
+        return True
+
+
+def count(by: dict[K, int], key: K) -> None:
+    """One more of these."""
+    by[key] = by.get(key, 0) + 1

@@ -101,6 +101,7 @@ class Receiver:
             name=message.name,
         )
         self.leases.open(lease)
+        self._metrics.opened_leases += 1
         if any(not 0 <= block_id < self._num_blocks for block_id in message.block_ids):
             self._fail(lease, InvariantViolated("a block outside of the pool", lease_id=lease.lease_id))
             return
@@ -254,11 +255,12 @@ class Receiver:
 
     def _on_stale(self, stale: StaleLease) -> None:
         """P doesn't know the lease: it will get nothing more, or never be confirmed."""
-        count(self._metrics.stale, self._port.peer.id)
+        count(self._metrics.stale, (self._port.peer.id, stale.of_name))
         lease = self.leases.get(stale.lease_id)
         if lease is not None and stale.of in (Kind.PULL, Kind.ACK):
-            of = Kind(stale.of).name
-            self._retire(lease, errors.Stale("the prefill worker doesn't hold the lease", answered=of))
+            self._retire(
+                lease, errors.Stale("the prefill worker doesn't hold the lease", answered=stale.of_name)
+            )
 
     # --- turns and time
 
@@ -331,9 +333,9 @@ class Receiver:
     def _retire(self, lease: ReceiveLease, error: PdserveError) -> None:
         quarantine = self._intake.end(lease)
         self.leases.end(lease.lease_id)
-        self._metrics.failed_leases += 1
-        log.info(
-            "lease.failed",
+        failed = self._metrics.lease_ended(error)
+        (log.info if failed else log.debug)(
+            "lease.failed" if failed else "lease.aborted",
             side="decode",
             lease_id=lease.lease_id,
             **lease.name.logged,
@@ -352,5 +354,5 @@ class Receiver:
             self._port.send(Released(lease_id))
 
     def _answer_stale(self, lease_id: int, of: Kind) -> None:
-        count(self._metrics.stale, self._port.peer.id)
+        count(self._metrics.stale, (self._port.peer.id, of.name))
         self._port.send(StaleLease(lease_id, of))

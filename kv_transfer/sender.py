@@ -127,6 +127,7 @@ class Sender:
             name=message.name,
         )
         self.leases.open(lease)
+        self._metrics.opened_leases += 1
         failed = self._early_fails.pop(message.lease_id, None)
         if failed is not None:
             self._close(lease, failed)
@@ -275,15 +276,14 @@ class Sender:
 
     def _on_stale(self, stale: StaleLease) -> None:
         """D doesn't know the lease. (Stale DATA or CONFIRM are duplicates of what it has had, and no harm.)"""
-        count(self._metrics.stale, self._port.peer.id)
+        count(self._metrics.stale, (self._port.peer.id, stale.of_name))
         lease = self.leases.get(stale.lease_id)
         if lease is None or stale.of not in (Kind.READY, Kind.COMMIT, Kind.WITHDRAW):
             return
         if lease.state is SendState.RELEASING:
             self._end(lease, lease.error)
         else:
-            of = Kind(stale.of).name
-            self._end(lease, errors.Stale("the decode worker doesn't know the lease", answered=of))
+            self._end(lease, errors.Stale("the decode worker doesn't know the lease", answered=stale.of_name))
 
     # --- turns and time
 
@@ -401,9 +401,9 @@ class Sender:
             self._port.detach_piece()
         self.leases.end(lease.lease_id)
         if error is not None:
-            self._metrics.failed_leases += 1
-            log.info(
-                "lease.failed",
+            failed = self._metrics.lease_ended(error)
+            (log.info if failed else log.debug)(
+                "lease.failed" if failed else "lease.aborted",
                 side="prefill",
                 lease_id=lease.lease_id,
                 **lease.name.logged,
@@ -415,7 +415,7 @@ class Sender:
         self._to_engine(messages.LeaseClosed(lease.lease_id, error, lease.sent_bytes, self._is_link_lost))
 
     def _answer_stale(self, lease_id: int, of: Kind) -> None:
-        count(self._metrics.stale, self._port.peer.id)
+        count(self._metrics.stale, (self._port.peer.id, of.name))
         self._port.send(StaleLease(lease_id, of))
 
 

@@ -239,7 +239,6 @@ class PrefillCore:
     def _on_sampled(self, attempt: PrefillAttempt, sampled: Sampled) -> None:
         now_s = self._clock.now_s()
         self._desk.num_generated_tokens += 1
-        self._desk.num_prefilled_tokens += attempt.num_tokens - attempt.seq.num_cached_tokens
         self._desk.send(
             attempt.session_id,
             FirstToken(
@@ -269,13 +268,12 @@ class PrefillCore:
             raise InvariantViolated("a lease closed that was never opened", lease=closed.lease_id)
         if closed.error is None and attempt.state not in (PrefillState.SAMPLED, PrefillState.ENDED):
             raise InvariantViolated("confirmed before it was committed", lease=closed.lease_id)
-        if closed.error is not None:
+        if closed.error is not None and attempt.state is not PrefillState.ENDED:
             log.info(
                 "lease.lost", lease=closed.lease_id, handle=attempt.handle, **attempt.name.logged,
                 peer=str(attempt.lease.decode_worker), link_lost=closed.link_lost,
                 error=type(closed.error).__name__, reason=str(closed.error),
             )  # fmt: skip
-        if closed.error is not None and attempt.state is not PrefillState.ENDED:
             self._desk.say_failed(attempt, closed.error)
         self._stop(attempt, hold_s=self._hold_s if closed.link_lost else None)
         self._offering.close(closed)

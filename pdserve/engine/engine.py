@@ -28,7 +28,8 @@ class Engine:
 
     A sequence's way: `reserve_prefill` → `start_prefill`, or `start_decode` after a hand-off; events of `step`; and
     always `end`. `num_steps` counts steps that ran, failed ones too; `energy` adds up what they took, `num_masks` and
-    `mask_s` the masks of structures.
+    `mask_s` the masks of structures. Of `num_prefilled_tokens` those of sequences that have ended without a first token
+    are `num_aborted_prefill_tokens`.
     """
 
     def __init__(self, runner: Runner, limits: EngineLimits, clock: Clock) -> None:
@@ -38,6 +39,8 @@ class Engine:
         self.pool = BlockPool(layout.num_blocks, layout.block_size, clock)
         self.num_steps = 0
         self.energy = PhaseEnergy()  # of all steps
+        self.num_prefilled_tokens = 0
+        self.num_aborted_prefill_tokens = 0
         self.num_masks = 0
         self.mask_s = 0.0  # what making them took
         self._clock = clock
@@ -154,6 +157,8 @@ class Engine:
         if seq.state is SequenceState.ENDED:
             return
         self._scheduler.remove(seq)
+        if not seq.has_sampled:
+            self.num_aborted_prefill_tokens += seq.num_prefilled
         seq.may_be_cached = seq.may_be_cached and cache
         hold_until_s = None if hold_s is None else self._clock.now_s() + hold_s
         self._blocks.release(seq, hold_until_s=hold_until_s)
@@ -263,6 +268,9 @@ class Engine:
             seq.num_scored = first + len(output.scores)
             events.append(PromptScored(seq, first, output.scores))
         seq.num_computed += row.num_tokens
+        if not seq.has_sampled:
+            seq.num_prefilled += row.num_tokens
+            self.num_prefilled_tokens += row.num_tokens
         self._blocks.publish(seq)
         if seq.state is SequenceState.PREFILLING:
             events.append(ChunkDone(seq, seq.num_computed))

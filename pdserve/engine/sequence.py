@@ -40,6 +40,7 @@ class Sequence:
     block_table        blocks that it holds a reference on, in logical order
     num_computed       leading positions whose KV is complete
     num_cached_tokens  of those, the ones that were prefix hits when it was first admitted
+    num_prefilled      positions computed before its first token was known, some again after a preemption; no hits
     num_scored         leading prompt tokens whose logprobs are made, or not wanted: the first one has none
     energy             what computing it took, as far as the machine can tell
     admitted_s         clock time of its first admission, kept over preemption: its age. Filled in by the engine
@@ -59,6 +60,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached_tokens: int = 0
+    num_prefilled: int = 0
     num_scored: int = 1
     energy: PhaseEnergy = field(default_factory=PhaseEnergy)
     admitted_s: float | None = None

@@ -27,6 +27,7 @@ class WorkerGauges:
     def on_counts(self, counts: CoreCounts) -> None:
         metrics = self._metrics
         metrics.prefill_tokens.set(counts.num_prefilled_tokens)
+        metrics.aborted_prefill_tokens.set(counts.num_aborted_prefill_tokens)
         metrics.decode_tokens.set(counts.num_generated_tokens)
         metrics.preemptions.set(counts.num_preemptions)
         metrics.revocations.set(counts.num_revocations)
@@ -52,6 +53,7 @@ class WorkerGauges:
         metrics.handed_off.set(transfer.confirmed_leases, "confirmed")
         metrics.handed_off.set(transfer.handed_off_leases, "received")
         metrics.handed_off.set(transfer.failed_leases, "failed")
+        metrics.handed_off.set(transfer.aborted_leases, "aborted")
         metrics.stale.set_all(dict(transfer.stale))
         metrics.corrupt.set_all(dict(transfer.corrupt))
         metrics.fell_back.set_all(dict(transfer.fell_back))

@@ -32,10 +32,10 @@ class Total:
         """One more, of what nobody else keeps a total of."""
         self._counter.labels(*labels).inc()
 
-    def set_all(self, totals: Mapping[str, float]) -> None:
-        """Totals by the one label."""
-        for label, total in totals.items():
-            self.set(total, label)
+    def set_all(self, totals: Mapping[str, float] | Mapping[tuple[str, str], float]) -> None:
+        """Totals by the one label, or by all of them."""
+        for labels, total in totals.items():
+            self.set(total, *((labels,) if isinstance(labels, str) else labels))
 
 
 class WorkerMetrics:
@@ -65,7 +65,12 @@ class WorkerMetrics:
         self.routers = Gauge("pdserve_routers_joined", "Routers that it has joined.", registry=r)
         self.steps = Total(r, "pdserve_steps", "Engine steps.")
         self.step_s = Histogram("pdserve_step_seconds", "One engine step.", registry=r, buckets=_STEP_S)
-        self.prefill_tokens = Total(r, "pdserve_prefill_tokens", "Prompt tokens computed.")
+        self.prefill_tokens = Total(
+            r, "pdserve_prefill_tokens", "Prompt tokens computed, aborted prompts' too; hits not among them."
+        )
+        self.aborted_prefill_tokens = Total(
+            r, "pdserve_prefill_tokens_aborted", "Of these, those of prompts that ended before a first token."
+        )
         self.decode_tokens = Total(r, "pdserve_decode_tokens", "Tokens sampled.")
         self.cache_query_tokens = Total(
             r, "pdserve_cache_query_tokens", "Prompt tokens looked up in the cache."
@@ -91,7 +96,9 @@ class WorkerMetrics:
             r, "pdserve_links_fell_back", "Links over the stream as the first transport failed.", ("peer",)
         )
         self.leases = Gauge("pdserve_leases", "Leases in hand.", registry=r)
-        self.stale = Total(r, "pdserve_kv_stale", "Frames of a dead lease or generation, by peer.", ("peer",))
+        self.stale = Total(
+            r, "pdserve_kv_stale", "Frames of a dead lease or generation, by peer and kind.", ("peer", "kind")
+        )
         self.corrupt = Total(r, "pdserve_kv_corrupt", "Pieces with a wrong checksum, by sender.", ("peer",))
         self.malformed = Total(r, "pdserve_kv_malformed", "Links ended by an impossible frame.", ("peer",))
         self._unknown = Total(

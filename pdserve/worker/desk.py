@@ -106,7 +106,6 @@ class Desk(Generic[A]):
         self._drained = False
         self._failures: dict[str, int] = {}
         self._num_ignored = 0
-        self.num_prefilled_tokens = 0
         self.num_generated_tokens = 0
         self.num_preemptions = 0
         self.num_revocations = 0
@@ -326,7 +325,8 @@ class Desk(Generic[A]):
     def _counts(self) -> CoreCounts:
         load, engine = self._load(), self._engine
         return CoreCounts(
-            num_prefilled_tokens=self.num_prefilled_tokens,
+            num_prefilled_tokens=engine.num_prefilled_tokens,
+            num_aborted_prefill_tokens=engine.num_aborted_prefill_tokens,
             num_generated_tokens=self.num_generated_tokens,
             num_cache_query_tokens=load.num_cache_query_tokens,
             num_cache_hit_tokens=load.num_cache_hit_tokens,

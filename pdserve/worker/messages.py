@@ -110,13 +110,15 @@ class CacheChanged:
 class CoreCounts:
     """Totals since the engine owner's start, for metrics.
 
-    num_prefilled_tokens  prompt tokens computed here, hits not among them
+    num_prefilled_tokens  prompt tokens computed here, hits not among them; of these, num_aborted_prefill_tokens belong
+                          to prompts that ended before they had a first token
     failures              errors told to routers, by class name
     num_masks, mask_s     masks of structures, and the seconds that making them took
     prefill_energy_j, decode_energy_j  None: the machine can't tell, or nothing was computed yet
     """
 
     num_prefilled_tokens: int = 0
+    num_aborted_prefill_tokens: int = 0
     num_generated_tokens: int = 0
     num_cache_query_tokens: int = 0
     num_cache_hit_tokens: int = 0

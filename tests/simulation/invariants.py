@@ -129,6 +129,10 @@ def _unrest_of_worker(worker: SimWorker) -> Iterator[str]:
         yield f"{worker.id}: {len(run.core.attempts)} attempts at rest"
     if run.transfer.metrics.open_leases:
         yield f"{worker.id}: {run.transfer.metrics.open_leases} leases open at rest"
+    if not run.transfer.metrics.leases_add_up:
+        yield f"{worker.id}: leases don't add up: {run.transfer.metrics}"
+    if run.engine.num_aborted_prefill_tokens > run.engine.num_prefilled_tokens:
+        yield f"{worker.id}: more prompt tokens aborted than computed"
     if run.engine.sequences:
         yield f"{worker.id}: {len(run.engine.sequences)} sequences in the scheduler at rest"
 

@@ -172,4 +172,4 @@ def test_a_grant_that_never_comes_is_answered_stale(make_world: MakeWorld) -> No
     [closed] = prefill.ends(4)
     assert isinstance(closed, messages.LeaseClosed)
     assert type(closed.error).__name__ == "Stale"
-    assert decode.owner.metrics.stale == {"p": 1}
+    assert decode.owner.metrics.stale == {("p", "READY"): 1}

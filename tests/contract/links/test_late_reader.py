@@ -80,7 +80,7 @@ def test_what_a_late_reader_acks_is_stale() -> None:
     world.wait_ends(1, prefill, decode)
     world.settle()
     assert isinstance(decode.ends(1)[0], messages.Retired)
-    assert prefill.owner.metrics.stale == {"d": 1}
+    assert prefill.owner.metrics.stale == {("d", "ACK"): 1}
     world.close()
 
 

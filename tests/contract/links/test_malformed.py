@@ -153,7 +153,7 @@ def test_frames_of_another_generation_are_stale(transport: str) -> None:
     [link] = prefill.owner._links
     link._channel.send(encode(Ready(1, 2), link.generation + 1))
     link._channel.send_piece(encode(Data(1, 1, 1), link.generation + 1, 5), ByteSpan(0, 5))
-    world.run(lambda: decode.owner.metrics.stale == {"p": 2})
+    world.run(lambda: decode.owner.metrics.stale == {("p", "READY"): 1, ("p", "DATA"): 1})
     assert not decode.ends(1) and not decode.is_pulling(1)
     world.close()
 

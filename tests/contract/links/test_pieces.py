@@ -53,7 +53,7 @@ def test_each_piece_counts_once_whatever_its_way(transport: str, action: Action,
     assert decode.owner.metrics.received_bytes == 5 * LAYOUT.block_bytes
     if action is Action.DUPLICATE:
         world.sleep(0.1)
-        assert decode.owner.metrics.stale["p"] >= 1
+        assert decode.owner.metrics.stale["p", "DATA"] >= 1
     assert link_states(prefill, decode)[-1].up
     world.close()
 

@@ -164,12 +164,12 @@ class Cluster:
         state = await self.router.until("p0", PairState)
         assert isinstance(state, PairState) and state.up
 
-    def start_decode(self, handle: int, source: WorkerRef | None) -> StartDecode:
+    def start_decode(self, handle: int, source: WorkerRef | None, key: SampleKey = KEY) -> StartDecode:
         return StartDecode(
             handle=handle,
             token_ids=IDS,
             num_prompt_tokens=100,
-            key=KEY,
+            key=key,
             deadline_left_s=60.0,
             num_strikes=0,
             source=source,
@@ -206,15 +206,15 @@ def play(scenario: Callable[[Cluster], Awaitable[None]]) -> None:
     run_virtual(main(), clock, limit_s=600)
 
 
-async def one_request(cluster: Cluster, handle: int = 1) -> None:
+async def one_request(cluster: Cluster, handle: int = 1, key: SampleKey = KEY) -> None:
     """A request through both workers, as a router conducts it."""
     router = cluster.router
-    router.ends["d0"].send(cluster.start_decode(handle, router.hellos["p0"].worker))
+    router.ends["d0"].send(cluster.start_decode(handle, router.hellos["p0"].worker, key))
     granted = await router.until("d0", Granted)
     assert isinstance(granted, Granted)
     router.ends["p0"].send(
         StartPrefill(
-            handle=handle, token_ids=IDS, num_prompt_tokens=100, key=KEY, deadline_left_s=60.0, num_strikes=0,
+            handle=handle, token_ids=IDS, num_prompt_tokens=100, key=key, deadline_left_s=60.0, num_strikes=0,
             lease_id=granted.lease_id, decode_worker=router.hellos["d0"].worker,
             num_skip_blocks=granted.num_cached_blocks,
         )

@@ -15,6 +15,7 @@ from pdserve.messages import (
 )
 from pdserve.worker.messages import (
     BeginDrain,
+    CoreCounts,
     Drained,
     FromSession,
     SessionOpened,
@@ -38,6 +39,21 @@ class TestEnds:
         bench.close(1, WorkerLost("withdrawn"))
         assert not bench.said(Failed)
         bench.assert_at_rest()
+
+    def test_tokens_of_an_aborted_prefill_are_counted(self) -> None:
+        bench = PrefillBench(chunk_tokens=16)
+        bench.start(1, 64)
+        for _ in range(2):
+            bench.turn()
+        bench.core.handle(FromSession(1, Abort(1)))
+        bench.start(2, 40)
+        bench.run()
+        engine = bench.engine
+        assert (engine.num_aborted_prefill_tokens, engine.num_prefilled_tokens) == (32, 32 + 40)
+        bench.clock.advance(1.0)
+        bench.turn()
+        [counts] = [each for each in bench.to_loop if isinstance(each, CoreCounts)][-1:]
+        assert (counts.num_aborted_prefill_tokens, counts.num_prefilled_tokens) == (32, 32 + 40)
 
     def test_abort_of_another_session_or_handle_does_nothing(self) -> None:
         bench = PrefillBench()
