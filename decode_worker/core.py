@@ -11,6 +11,8 @@ unless its router asked for the end or is gone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 
 from decode_worker.answers import finished, started_by_hand_off, started_here, step_tokens
@@ -18,6 +20,7 @@ from decode_worker.attempt import DecodeAttempt, DecodeState
 from decode_worker.grant_queue import GrantQueue
 from decode_worker.grants import Grant, Grants
 from kv_transfer.messages import HandedOff, LeaseReleased, PullProgress, Retired
+from pdserve.engine.block_pool import BlockState
 from pdserve.engine.events import (
     ChunkDone,
     EngineEvent,
@@ -49,7 +52,7 @@ from pdserve.messages import (
 )
 from pdserve.sampling import FinishReason
 from pdserve.token_matcher import finish_by
-from pdserve.worker.desk import Desk, RoleFigures
+from pdserve.worker.desk import Desk, RoleBooks, RoleFigures
 from pdserve.worker.messages import (
     BeginDrain,
     FromSession,
@@ -314,6 +317,19 @@ class DecodeCore:
 
     def _send(self, attempt: DecodeAttempt, message: Up) -> None:
         self._desk.send(attempt.session_id, message)
+
+    def books(self) -> RoleBooks:
+        grants = self._grants
+        return RoleBooks(
+            num_granted=grants.num_granted_blocks,
+            num_quarantined=grants.num_quarantined_blocks + self._engine.pool.num_condemned,
+        )
+
+    def held_blocks(self) -> Mapping[BlockState, Mapping[int, int | None]]:
+        held = self._grants.held_blocks()
+        for attempt in self._attempts.values():
+            held[BlockState.OWNED] |= dict.fromkeys(attempt.seq.block_table, attempt.handle)
+        return held
 
     def figures(self) -> RoleFigures:
         return RoleFigures(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from decode_worker.attempt import DecodeAttempt
 from kv_transfer.messages import EndLease, ExpectLease, Retired
+from pdserve.engine.block_pool import BlockState
 from pdserve.engine.engine import Engine
 from pdserve.errors import InvariantViolated, PdserveError
 from pdserve.ids import Random, WorkerRef, draw_id64
@@ -54,7 +55,9 @@ class Grants:
         self._to_transfer = to_transfer
         self._random = random
         self._grants: dict[int, Grant] = {}  # in the order in which they were given
-        self._quarantined: dict[int, list[int]] = {}
+        self._quarantined: dict[int, Grant] = {}
+        self.num_granted_blocks = 0
+        self.num_quarantined_blocks = 0
 
     def __len__(self) -> int:
         """Leases that aren't over, quarantines included."""
@@ -119,6 +122,7 @@ class Grants:
             num_expected=self._num_blocks_for(len(attempt.seq.ids)) - len(hits),
         )
         self._grants[grant.lease_id] = grant
+        self.num_granted_blocks += len(block_ids)
         expected = tuple(block_ids[: grant.num_expected])
         self._to_transfer(ExpectLease(grant.lease_id, grant.source, len(hits), expected, attempt.name))
         return grant
@@ -157,14 +161,18 @@ class Grants:
             self._pool.release(grant.hits)
         if retired.quarantine:
             self._pool.quarantine_granted(grant.block_ids)
-            self._quarantined[grant.lease_id] = grant.block_ids
+            self._quarantined[grant.lease_id] = grant
+            self.num_quarantined_blocks += len(grant.block_ids)
         else:
             self._pool.free_granted(grant.block_ids)
         return grant
 
     def release_quarantined(self, lease_id: int) -> None:
         """Nobody can touch them any longer."""
-        self._pool.release_quarantined(self._quarantined.pop(lease_id, []))
+        grant = self._quarantined.pop(lease_id, None)
+        if grant is not None:
+            self.num_quarantined_blocks -= len(grant.block_ids)
+            self._pool.release_quarantined(grant.block_ids)
 
     def youngest_revocable(self) -> Grant | None:
         """The grant to take back first."""
@@ -175,7 +183,23 @@ class Grants:
         grant = self._grants.pop(lease_id, None)
         if grant is None:
             raise InvariantViolated("a lease that was never granted, or is over", lease=lease_id)
+        self.num_granted_blocks -= len(grant.block_ids)
         return grant
+
+    def held_blocks(self) -> dict[BlockState, dict[int, int | None]]:
+        """The blocks of all leases by the state that they must be in; pinned hits are OWNED."""
+        held: dict[BlockState, dict[int, int | None]] = {
+            BlockState.GRANTED: {},
+            BlockState.OWNED: {},
+            BlockState.QUARANTINED: {},
+        }
+        for grant in self._grants.values():
+            handle = None if grant.ended else grant.attempt.handle
+            held[BlockState.GRANTED] |= dict.fromkeys(grant.block_ids, handle)
+            held[BlockState.OWNED] |= dict.fromkeys(grant.hits, handle)
+        for grant in self._quarantined.values():
+            held[BlockState.QUARANTINED] |= dict.fromkeys(grant.block_ids)
+        return held
 
     def _hits(self, attempt: DecodeAttempt) -> list[int]:
         """All full blocks may be hits if the logits are made elsewhere; else one token is left to compute."""

@@ -22,6 +22,7 @@ from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.transports.port import Channel, Network
 from kv_transfer.wanted_links import WantedLink, WantedLinks
+from pdserve.books import BooksWrong
 from pdserve.clock import Clock
 from pdserve.engine.layout import KvLayout
 from pdserve.errors import (
@@ -92,6 +93,7 @@ class TransferOwner:
         self._ended: dict[WorkerRef, int] = {}  # generation of the last link to each, the latest end last
         self._generation = 0
         self._look_s = clock.now_s()
+        self._books_are_wrong = False
 
     # --- messages
 
@@ -193,6 +195,9 @@ class TransferOwner:
         if now_s >= self._look_s:
             self._look(now_s)
         self.metrics.open_leases = sum(link.num_leases for link in self._links)
+        if not (self.metrics.leases_add_up or self._books_are_wrong):
+            self._books_are_wrong = True
+            self._to_loop(BooksWrong("transfer", {"counts": str(self.metrics)}))
         self.metrics.links_up = sum(link.is_up for link in self._links)
         if more:
             return 0.0

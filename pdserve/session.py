@@ -41,7 +41,7 @@ class Session(Protocol, Generic[S_contra, R_co]):
 
     async def receive(self) -> R_co:
         """The next message, in order. Raises WorkerLost when the session has ended, Incompatible if the other side
-        refused it as such."""
+        refused it as such. Anything else is a bug of this process, not the connection's doing."""
         ...
 
     def close(self, reason: str) -> None:

@@ -9,9 +9,12 @@ once: confirmed after its FirstToken, with Failed, or silently when its router a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 
 from kv_transfer.messages import LeaseClosed, LeaseReleased
+from pdserve.engine.block_pool import BlockState
 from pdserve.engine.events import ChunkDone, EngineEvent, PromptScored, RowDied, Sampled, StepDied
 from pdserve.errors import (
     InvalidRequest,
@@ -29,7 +32,7 @@ from pdserve.messages import (
     StartDecode,
     StartPrefill,
 )
-from pdserve.worker.desk import Desk, RoleFigures
+from pdserve.worker.desk import Desk, RoleBooks, RoleFigures
 from pdserve.worker.messages import (
     FromSession,
     LinkChanged,
@@ -63,6 +66,7 @@ class PrefillCore:
         self._attempts = self._desk.attempts
         self._by_lease: dict[int, PrefillAttempt] = {}
         self._queue: list[PrefillAttempt] = []
+        self._num_queued_tokens = 0
 
     # --- Owner
 
@@ -168,6 +172,7 @@ class PrefillCore:
         self._desk.take_in(attempt, start)
         self._by_lease[start.lease_id] = attempt
         self._queue.append(attempt)
+        self._num_queued_tokens += num_tokens
         self._offering.open(lease)
         self._tell_credits()  # first: from Progress on the router counts this prompt as taken off the balance
         self._desk.say_progress(attempt)
@@ -311,6 +316,7 @@ class PrefillCore:
     def _give_credit_back(self, attempt: PrefillAttempt) -> None:
         if attempt.holds_credit:
             attempt.holds_credit = False
+            self._num_queued_tokens -= attempt.num_tokens
             self._credits.give_back(attempt.session_id, attempt.num_tokens)
 
     # --- answers
@@ -318,6 +324,19 @@ class PrefillCore:
     def _tell_credits(self) -> None:
         for session_id, balance in self._credits.news():
             self._desk.send(session_id, Credits(balance))
+
+    def books(self) -> RoleBooks:
+        is_wrong = self._credits.used != self._num_queued_tokens
+        num_leases = len(self._by_lease)
+        if not is_wrong and num_leases == len(self._offering) == len(self._attempts):
+            return RoleBooks(num_quarantined=self._engine.pool.num_condemned)
+        return RoleBooks(wrong="credits" if is_wrong else "leases")
+
+    def held_blocks(self) -> Mapping[BlockState, Mapping[int, int | None]]:
+        owned: dict[int, int | None] = {}
+        for attempt in self._attempts.values():
+            owned |= dict.fromkeys((*attempt.seq.block_table, *attempt.lease.pinned), attempt.handle)
+        return {BlockState.GRANTED: {}, BlockState.OWNED: owned, BlockState.QUARANTINED: {}}
 
     def figures(self) -> RoleFigures:
         is_short = self._engine.limits.is_short

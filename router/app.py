@@ -18,6 +18,7 @@ from pdserve.clock import Clock
 from pdserve.errors import (
     Incompatible,
     InvalidRequest,
+    InvariantViolated,
     PdserveError,
     RequestCancelled,
     Stale,
@@ -168,7 +169,7 @@ class RouterApp:
             member.session.close("the router stops")
 
     async def attach_session(self, session: Session[Down, Up]) -> None:
-        """Run one worker's session until it has ended. Raises nothing but CancelledError."""
+        """Run one worker's session until it has ended. What it raises, but for CancelledError, is a bug."""
         member: Member | None = None
         error: PdserveError = WorkerLost("the router ends the session", peer=session.peer)
         try:
@@ -182,6 +183,8 @@ class RouterApp:
             self.metrics.workers_refused.labels(reason=type(refusal).__name__).inc()
             session.refuse(refusal)
             error = refusal
+        except InvariantViolated:
+            raise  # a bug of this router
         except PdserveError as lost:
             error = lost
         finally:

@@ -233,6 +233,8 @@ class Fleet:
                 raise WorkerLost("a second Hello on one session", worker=member.ref)
             case _:
                 self._to_leg(member, message)
+        if member.live and not member.books_add_up:
+            self._on_wrong_books(member)
 
     def _to_leg(self, member: Member, message: AttemptMessage) -> None:
         leg = member.legs.get(message.handle)
@@ -246,6 +248,20 @@ class Fleet:
         leg.on_message(member, message)
         if member.credit.available > held or isinstance(message, Granted):
             self.on_change()
+
+    def _on_wrong_books(self, member: Member) -> None:
+        """A new session begins with new ones."""
+        log.error(
+            "worker.books_wrong",
+            worker=member.id,
+            num_attempts=len(member.legs),
+            num_assigned=member.accounting.num_assigned,
+            num_holding_credit=member.credit.num_held,
+        )
+        self._metrics.books_wrong.labels(book="bookings").inc()
+        reason = "the router's books of this worker don't add up"
+        self.leave(member, WorkerLost(reason, worker=member.ref))
+        member.session.close(reason)
 
     def _drop(self, message: AttemptMessage | StepTokens) -> None:
         """It came under a handle that is closed."""

@@ -82,6 +82,11 @@ class Member:
         self.cache = PrefixIndex(self.hello.num_blocks)
 
     @property
+    def books_add_up(self) -> bool:
+        """Whether nothing is booked for attempts that don't run here. O(1)."""
+        return max(self.accounting.num_assigned, self.credit.num_held) <= len(self.legs)
+
+    @property
     def id(self) -> str:
         return self.hello.worker.id
 

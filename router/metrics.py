@@ -138,6 +138,12 @@ class RouterMetrics:
         )
         self.workers = gauge("pdserve_workers", "Workers that have joined.", "role")
         self.workers_left = counter("pdserve_workers_left", "Ends of workers' sessions.")
+        self.session_crashes = counter(
+            "pdserve_session_crashes", "Workers' sessions that a bug of this router ended."
+        )
+        self.books_wrong = counter(
+            "pdserve_books_wrong", "Times that books didn't add up; the worker's session was ended.", "book"
+        )
         self.workers_refused = counter("pdserve_workers_refused", "Workers turned away, by reason.", "reason")
         self.pairs_up = gauge("pdserve_pairs_up", "Pairs that can take a request.")
         self.without_cache_events = gauge(

@@ -200,6 +200,7 @@ class _Process:
             guard=self._guard,
             tasks=self._tasks,
             count_unknown=self._app.metrics.count_unknown,
+            count_crash=self._app.metrics.session_crashes.inc,
         )
         session_pb2_grpc.add_WorkersServicer_to_server(workers, server)
         admin = AdminServicer(self._app, self._guard, self._random)

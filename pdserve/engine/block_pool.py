@@ -7,6 +7,8 @@
                           ├─free_granted──► FREE
                           └─quarantine_granted──► QUARANTINED ──release_quarantined──► FREE
 
+    any ──condemn──► QUARANTINED, for good
+
 grant and allocate take FREE blocks first and then evict CACHED ones. Every other move raises InvariantViolated and
 leaves the pool as it was. Nothing here touches KV bytes.
 """
@@ -14,8 +16,8 @@ leaves the pool as it was. Nothing here touches KV bytes.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Container, Mapping, Sequence
 from enum import IntEnum
 from typing import Literal
 
@@ -59,6 +61,7 @@ class BlockPool:
         self._hold_ends: list[tuple[float, int, int]] = []  # heap of (until_s, serial, block); some are dead
         self._num_holds = 0
         self._changes: dict[bytes, bool] = {}
+        self._condemned: dict[int, None] = {}
 
     # --- what there is
 
@@ -81,6 +84,11 @@ class BlockPool:
             and len(self._cached) + len(self._held) == cached
             and len(self._hash_of) == len(self._block_of)
         )
+
+    @property
+    def num_condemned(self) -> int:
+        """Of the QUARANTINED blocks those that will never be used again."""
+        return len(self._condemned)
 
     def state(self, block_id: int) -> BlockState:
         return self._state[block_id]
@@ -140,7 +148,7 @@ class BlockPool:
 
     def forget(self, block_ids: Sequence[int]) -> None:
         """Make OWNED blocks unfindable, as their KV is in doubt; who has them keeps them. Unknown ones are skipped."""
-        for block_id in block_ids:
+        for block_id in self._sound(block_ids):
             if self._state[block_id] is not BlockState.OWNED:
                 raise self._illegal("forget", block_id)
             self._unpublish(block_id)
@@ -175,6 +183,7 @@ class BlockPool:
                       without its head is worth nothing
         hold_until_s  clock time until which they are evicted only when nothing else is left
         """
+        block_ids = self._sound(block_ids)
         if len(set(block_ids)) != len(block_ids):
             raise InvariantViolated("a block released twice in one call", blocks=list(block_ids))
         for block_id in block_ids:
@@ -213,21 +222,75 @@ class BlockPool:
 
     def free_granted(self, block_ids: Sequence[int]) -> None:
         """GRANTED → FREE: the lease is retired and nothing more will be written into them."""
+        block_ids = self._sound(block_ids)
         self._require("free_granted", block_ids, BlockState.GRANTED)
         for block_id in reversed(block_ids):
             self._to_free(block_id)
 
     def quarantine_granted(self, block_ids: Sequence[int]) -> None:
         """GRANTED → QUARANTINED: a device copy or one-sided read of a dead attempt may still touch them."""
+        block_ids = self._sound(block_ids)
         self._require("quarantine_granted", block_ids, BlockState.GRANTED)
         for block_id in block_ids:
             self._move(block_id, BlockState.QUARANTINED)
 
     def release_quarantined(self, block_ids: Sequence[int]) -> None:
         """QUARANTINED → FREE: it is over."""
+        block_ids = self._sound(block_ids)
         self._require("release_quarantined", block_ids, BlockState.QUARANTINED)
         for block_id in reversed(block_ids):
             self._to_free(block_id)
+
+    # --- when the books are wrong
+
+    def condemn(self, held: Mapping[BlockState, Container[int]]) -> list[int]:
+        """Quarantine for good each block about which the books disagree, and count anew: `adds_up` holds afterwards.
+
+        held     who is known to hold blocks that are GRANTED, OWNED or QUARANTINED
+        returns  the condemned blocks. What held them may still release them, which means nothing then
+        """
+        free = Counter(self._free)
+        wrong = [
+            block_id
+            for block_id, state in enumerate(self._state)
+            if block_id not in self._condemned and not self._is_right(block_id, state, free, held)
+        ]
+        for block_id in wrong:
+            self._condemned[block_id] = None
+            self._unpublish(block_id)
+            self._cached.pop(block_id, None)
+            self._held.pop(block_id, None)
+            self._state[block_id] = BlockState.QUARANTINED
+            self._num_references[block_id] = 0
+        self._free = [block_id for block_id in self._free if block_id not in self._condemned]
+        self._counts = [self._state.count(state) for state in BlockState]
+        return wrong
+
+    def _is_right(
+        self, block_id: int, state: BlockState, free: Counter[int], held: Mapping[BlockState, Container[int]]
+    ) -> bool:
+        block_hash = self._hash_of.get(block_id)
+        num_free = free[block_id]
+        num_cached = (block_id in self._cached) + (block_id in self._held)
+        num_references = self._num_references[block_id]
+        if block_hash is not None and self._block_of.get(block_hash) != block_id:
+            return False
+        match state:
+            case BlockState.FREE:
+                return (num_free, num_cached, num_references, block_hash) == (1, 0, 0, None)
+            case BlockState.CACHED:
+                return (num_free, num_cached, num_references) == (0, 1, 0) and block_hash is not None
+            case _:
+                is_owned = state is BlockState.OWNED
+                return (num_free, num_cached, num_references > 0) == (0, 0, is_owned) and (
+                    block_id in held[state]
+                )
+
+    def _sound(self, block_ids: Sequence[int]) -> Sequence[int]:
+        """Those that are not condemned."""
+        if not self._condemned:
+            return block_ids
+        return [block_id for block_id in block_ids if block_id not in self._condemned]
 
     # --- moves
 
@@ -270,7 +333,7 @@ class BlockPool:
 
     def _unpublish(self, block_id: int) -> None:
         block_hash = self._hash_of.pop(block_id, None)
-        if block_hash is not None:
+        if block_hash is not None and self._block_of.get(block_hash) == block_id:
             del self._block_of[block_hash]
             self._note(block_hash, stored=False)
 

@@ -24,6 +24,9 @@ class WorkerGauges:
     def on_load(self, load: Load) -> None:
         self._metrics.on_load(load)
 
+    def on_wrong_books(self, book: str) -> None:
+        self._metrics.books_wrong.inc(book)
+
     def on_counts(self, counts: CoreCounts) -> None:
         metrics = self._metrics
         metrics.prefill_tokens.set(counts.num_prefilled_tokens)

@@ -144,7 +144,9 @@ class _Health:
         self._metrics.loaded_bytes.set(state.loaded_bytes)
 
     def not_alive(self) -> Sequence[str]:
-        return ["the engine or the links are broken"] if self.is_broken else []
+        if self.is_broken:
+            return ["the engine or the links are broken"]
+        return [] if self.worker is None else self.worker.not_alive
 
     def not_ready(self) -> Sequence[str]:
         if self.worker is not None:

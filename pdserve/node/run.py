@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from kv_transfer.link_facts import STREAM, LinkFacts
 from kv_transfer.messages import LinkState
 from kv_transfer.owner import TransferOwner
+from pdserve.books import BooksWrong
 from pdserve.engine.engine import Engine
 from pdserve.errors import Draining, InvariantViolated, StepFailed, to_failure
 from pdserve.ids import WorkerRef
@@ -40,10 +40,12 @@ from pdserve.messages import (
     Welcome,
 )
 from pdserve.node.gauges import WorkerGauges
+from pdserve.node.link_facts import link_facts
 from pdserve.node.links import LinkOrders
 from pdserve.node.ports import WorkerPorts, WorkerSetup
 from pdserve.service.lifecycle import EXIT_OK, EXIT_SUPERSEDED, EXIT_UNSOUND
 from pdserve.wire_version import announced
+from pdserve.worker.bugs import ending_with, until_bug
 from pdserve.worker.cache_feed import CacheFeed
 from pdserve.worker.first_answers import FirstAnswers
 from pdserve.worker.messages import (
@@ -111,6 +113,7 @@ class RoleRun:
         self._timeouts = setup.config.timeouts
         self._end: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         self._next_role: Role | None = None
+        self.why_unsound = ""  # the process must end, but what is sound may be finished
         self._num_waiting = 0
         self._draining = False
         self._drain_limit: asyncio.TimerHandle | None = None
@@ -142,8 +145,8 @@ class RoleRun:
 
     def _assemble(self, ports: WorkerPorts) -> None:
         setup, config, runner = self._setup, self._setup.config, self._setup.model.runner
-        from_engine = ports.inbox(self._on_engine_message)
-        from_transfer = ports.inbox(self._on_transfer_message)
+        from_engine = ports.inbox(ending_with(self._on_engine_message, self._on_bug))
+        from_transfer = ports.inbox(ending_with(self._on_transfer_message, self._on_bug))
         end = ports.network(runner.pool, lambda: self._transfer_driver.wake())
         self._engine_driver = ports.drive(
             "engine", None, lambda error: from_engine(_OwnerDied("engine", error))
@@ -171,7 +174,7 @@ class RoleRun:
         self._core = ports.roles[self.role](parts)
         self._transfer = TransferOwner(
             me=setup.me,
-            facts=self._link_facts(),
+            facts=link_facts(setup, self._role_generation),
             pool=runner.pool,
             layout=runner.layout,
             network=end.network,
@@ -184,28 +187,6 @@ class RoleRun:
             secret=setup.secret,
             max_links=config.worker.max_links,
         )
-
-    def _link_facts(self) -> LinkFacts:
-        model = self._setup.model
-        card = model.runner.card
-        wire = announced(self._setup.config.cluster.wire_minor)
-        return LinkFacts(
-            layout_json=model.runner.layout.wire_json(),
-            weights_fingerprint=card.weights_fingerprint,
-            tokenizer_fingerprint=model.tokenizer_fingerprint,
-            numerics=card.numerics,
-            checksum=next(iter(model.runner.pool.checksums), "none"),
-            checksums=model.runner.pool.checksums if wire >= (1, 1) else None,
-            transports=self._transports() if wire >= (1, 1) else None,
-            deterministic=card.deterministic,
-            wire=wire,
-            role_generation=self._role_generation,
-        )
-
-    def _transports(self) -> tuple[str, ...]:
-        """Those of the configuration that this pool can go over."""
-        pool, kinds = self._setup.model.runner.pool, self._setup.config.transport.kinds
-        return tuple(kind for kind in kinds if kind == STREAM or pool.export(kind) is not None)
 
     # --- what others see
 
@@ -270,7 +251,10 @@ class RoleRun:
         end = RunEnd(EXIT_UNSOUND)
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._sessions.run()), tasks.create_task(self._beat())]
+                running = [
+                    tasks.create_task(until_bug(self._sessions.run(), self._on_bug)),
+                    tasks.create_task(until_bug(self._beat(), self._on_bug)),
+                ]
                 end = await self._end
                 for task in running:
                     task.cancel()
@@ -311,11 +295,14 @@ class RoleRun:
 
     def _on_drained(self) -> None:
         log.info("worker.drained", next_role=self._next_role.value if self._next_role else None)
-        self._finish(RunEnd(EXIT_OK, self._next_role))
+        self._finish(self._end_of_drain())
+
+    def _end_of_drain(self) -> RunEnd:
+        return RunEnd(EXIT_UNSOUND if self.why_unsound else EXIT_OK, self._next_role)
 
     def _on_drain_limit(self) -> None:
         log.warning("worker.drain_timed_out", limit_s=self._timeouts.drain_s)
-        self._finish(RunEnd(EXIT_OK, self._next_role))
+        self._finish(self._end_of_drain())
 
     def _finish(self, end: RunEnd) -> None:
         if not self._end.done():
@@ -406,6 +393,8 @@ class RoleRun:
                 self._gauges.on_counts(message)
             case Drained():
                 self._on_drained()
+            case BooksWrong():
+                self._on_wrong_books(message)
             case _OwnerDied(name, error):
                 self._on_death(name, error)
             case _:
@@ -421,10 +410,23 @@ class RoleRun:
                 )
                 for session_id in self._links.concerned(message):
                     self._sessions.send(session_id, state)
+            case BooksWrong():
+                self._on_wrong_books(message)
             case _OwnerDied(name, error):
                 self._on_death(name, error)
             case _:
                 raise InvariantViolated("not a message of the transfer owner", kind=type(message).__name__)
+
+    def _on_wrong_books(self, found: BooksWrong) -> None:
+        """Finish what is sound, then leave for the supervisor to start another process."""
+        log.error("worker.books_wrong", book=found.book, **found.facts)
+        self._gauges.on_wrong_books(found.book)
+        self.why_unsound = self.why_unsound or f"its books of {found.book} don't add up"
+        self.drain()
+
+    def _on_bug(self, bug: Exception) -> None:
+        """In the loop's own part: what it has taken in only half can't be trusted."""
+        self._on_death("loop", bug)
 
     def _on_death(self, name: str, error: BaseException) -> None:
         log.error("worker.unsound", owner=name, error=str(error))

@@ -32,6 +32,12 @@ class Worker:
         return self._end
 
     @property
+    def not_alive(self) -> list[str]:
+        """Why a process of its own should take its place."""
+        run = self._run
+        return [run.why_unsound] if run is not None and run.why_unsound else []
+
+    @property
     def not_ready(self) -> list[str]:
         """Why no router should count on it."""
         run = self._run

@@ -10,7 +10,13 @@ import grpc
 import grpc.aio
 import structlog
 
-from pdserve.errors import Incompatible, PdserveError, Unauthenticated, WorkerLost
+from pdserve.errors import (
+    Incompatible,
+    InvariantViolated,
+    PdserveError,
+    Unauthenticated,
+    WorkerLost,
+)
 from pdserve.ids import Random, WorkerRef
 from pdserve.messages import Down, Up
 from pdserve.rpc import convert
@@ -32,6 +38,7 @@ class WorkersServicer(session_pb2_grpc.WorkersServicer):
     on_session     is given each session, and runs until it has ended
     tasks          where it runs: it outlives the call, so that it always learns the end from `receive`
     count_unknown  told of what a worker of a later version says
+    count_crash    told of each session that a bug of this process ended
     """
 
     def __init__(
@@ -41,9 +48,11 @@ class WorkersServicer(session_pb2_grpc.WorkersServicer):
         guard: RouterGuard,
         tasks: asyncio.TaskGroup,
         count_unknown: CountUnknown,
+        count_crash: Callable[[], None],
         outbox_limit: int = DEFAULT_LIMIT,
     ) -> None:
         self._on_session = on_session
+        self._count_crash = count_crash
         self._count_unknown = count_unknown
         self._guard = guard
         self._tasks = tasks
@@ -58,6 +67,9 @@ class WorkersServicer(session_pb2_grpc.WorkersServicer):
         self._tasks.create_task(self._serve(session))
         try:
             await session.run(context.read, context.write)
+        except Exception as bug:
+            session.crash(bug)
+            raise InvariantViolated("internal error of the router") from bug
         finally:  # cancelled if the connection is gone
             session.end("connection lost")
         if session.refusal is not None:
@@ -70,6 +82,8 @@ class WorkersServicer(session_pb2_grpc.WorkersServicer):
             await self._on_session(session)
         except Exception:  # outermost frame of one session; the others go on
             log.exception("session.crashed", peer=session.peer)
+            self._count_crash()
+            session.refuse(InvariantViolated("internal error of the router"))
         finally:
             session.close("served")
 
@@ -146,8 +160,9 @@ class GrpcDialer:
 async def _run_dialed(session: GrpcStream[Up, Down], call: Any, channel: grpc.aio.Channel) -> None:
     try:
         await session.run(call.read, call.write, call.done_writing)
-    except Exception:  # outermost frame of one session; the worker's others go on
+    except Exception as bug:  # its reader, the worker, ends by it
         log.exception("session.crashed", peer=session.peer)
+        session.crash(bug)
     finally:
         session.end("connection lost")
         call.cancel()

@@ -100,6 +100,13 @@ class GrpcStream(Generic[S, R]):
         self._over.set()
         self._work.set()
 
+    def crash(self, bug: Exception) -> None:
+        """A bug of this process has broken the session: whoever reads it gets the bug."""
+        self.lingers = False
+        self._inbox.crash(bug)
+        self._over.set()
+        self._work.set()
+
     async def run(
         self,
         read: Callable[[], Awaitable[Any]],
@@ -140,7 +147,7 @@ class GrpcStream(Generic[S, R]):
         except grpc.aio.AioRpcError as error:
             told = error_of(error, self._peer)
             self.end(error.details() or error.code().name, told if isinstance(told, Incompatible) else None)
-        except grpc.aio.BaseError:  # how a server's context says that its call is over
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):  # how gRPC says that the call is over
             self.end("connection lost")
         except PdserveError as error:
             log.error("session.bad_message", peer=self._peer, error=str(error))

@@ -28,6 +28,7 @@ class Inbox(Generic[M]):
         self._changed = asyncio.Event()
         self._end_reason: str | None = None
         self._misfit: Incompatible | None = None
+        self._bug: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -55,14 +56,23 @@ class Inbox(Generic[M]):
             self._end_reason, self._misfit = reason, misfit
             self._changed.set()
 
+    def crash(self, bug: Exception) -> None:
+        """End by a bug of this process, which its reader is to have."""
+        if self._end_reason is None:
+            self._bug = bug
+            self.discard("a bug")
+
     def discard(self, reason: str) -> None:
         """End, and forget what was not read."""
         self._messages.clear()
         self.end(reason)
 
     async def get(self) -> M:
-        """The next message. Raises WorkerLost after the end, Incompatible if that was the reason of the other side."""
+        """The next message. Raises WorkerLost after the end, Incompatible if that was the reason of the other side, and
+        the bug after a crash."""
         while not self._messages:
+            if self._bug is not None:
+                raise self._bug
             if self._misfit is not None:
                 raise self._misfit
             if self._end_reason is not None:

@@ -82,6 +82,9 @@ class WorkerMetrics:
             r, "pdserve_structure_mask_seconds", "What making token masks took, between steps."
         )
         self.revocations = Total(r, "pdserve_revocations", "Grants taken back before their commit.")
+        self.books_wrong = Total(
+            r, "pdserve_books_wrong", "Times that books didn't add up; the worker then drains.", ("book",)
+        )
         self.ignored = Total(r, "pdserve_ignored_messages", "Messages about attempts that had ended.")
         self.failures = Total(r, "pdserve_failures", "Attempts that failed here, by error.", ("error",))
         self.kv_bytes = Total(r, "pdserve_kv_transfer_bytes", "KV bytes by direction.", ("direction",))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
+from pdserve.block_messages import BlockCounts
+from pdserve.books import BooksWrong
+from pdserve.engine.block_pool import BlockState
 from pdserve.engine.events import StepDied
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import (
@@ -47,6 +51,8 @@ from pdserve.worker.role import CoreParts
 
 log = structlog.get_logger()
 
+_MAX_LOGGED = 16  # blocks
+
 A = TypeVar("A", bound=WorkerAttempt[Any])
 A_contra = TypeVar("A_contra", bound=WorkerAttempt[Any], contravariant=True)
 
@@ -61,6 +67,19 @@ class RoleFigures:
     num_queued_short_tokens: int = 0
     num_cache_hit_tokens: int = 0
     num_cache_query_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleBooks:
+    """What a role's own books say, to be compared with the pool's. O(1) to make.
+
+    num_granted, num_quarantined  blocks in leases that run, or that are over and may still be touched
+    wrong  the role's own book that doesn't add up; "" = all do
+    """
+
+    num_granted: int = 0
+    num_quarantined: int = 0
+    wrong: str = ""
 
 
 class RoleVerbs(Protocol[A_contra]):
@@ -80,6 +99,12 @@ class RoleVerbs(Protocol[A_contra]):
 
     def figures(self) -> RoleFigures: ...
 
+    def books(self) -> RoleBooks: ...
+
+    def held_blocks(self) -> Mapping[BlockState, Mapping[int, int | None]]:
+        """All blocks that this role's books say are GRANTED, OWNED and QUARANTINED, and for which handle, if any."""
+        ...
+
 
 class Desk(Generic[A]):
     """Sessions, deadlines, drain, heartbeats and reports of one engine owner. Engine owner only.
@@ -95,6 +120,7 @@ class Desk(Generic[A]):
         self._engine = parts.engine
         self._clock = parts.clock
         self._to_loop = parts.to_loop
+        self._books_are_wrong = False
         self._reporter = Reporter(
             parts.engine.pool, parts.meter, parts.to_loop, parts.clock, parts.config.timeouts.heartbeat_s
         )
@@ -222,6 +248,8 @@ class Desk(Generic[A]):
 
         num_left  what must be over before the worker has drained
         """
+        if not self._books_are_wrong:
+            self._check_books(is_idle=num_left == 0)
         if self.is_draining and num_left == 0 and not self._drained:
             self._drained = True
             self._to_loop(Drained())
@@ -234,6 +262,43 @@ class Desk(Generic[A]):
         if (due_s := self._drain_due_s) is not None:
             moments.append(due_s)
         return min([self._reporter.wait_s(), *(max(moment - now_s, 0.001) for moment in moments)])
+
+    # --- books
+
+    def _check_books(self, *, is_idle: bool) -> None:
+        """O(1)."""
+        pool, books = self._engine.pool, self._role.books()
+        counts = pool.counts()
+        wrong = books.wrong
+        if not pool.adds_up():
+            wrong = "blocks"
+        elif (counts.granted, counts.quarantined) != (books.num_granted, books.num_quarantined):
+            wrong = "grants"
+        elif is_idle and counts.owned:
+            wrong = "idle"
+        if wrong:
+            self._on_wrong_books(wrong, counts, books)
+
+    def _on_wrong_books(self, book: str, counts: BlockCounts, books: RoleBooks) -> None:
+        """Quarantine what is in doubt, end who has it, and have the loop drain: what is sound is finished."""
+        self._books_are_wrong = True
+        held = self._role.held_blocks()
+        condemned = self._engine.pool.condemn(held)
+        self._to_loop(
+            BooksWrong(
+                book,
+                {
+                    "counts": str(counts),
+                    "role_says": str(books),
+                    "num_condemned": len(condemned),
+                    "condemned": condemned[:_MAX_LOGGED],
+                },
+            )
+        )
+        struck = {blocks.get(block_id) for blocks in held.values() for block_id in condemned}
+        for attempt in [each for each in self.attempts.values() if each.handle in struck]:
+            error = WorkerLost("its blocks are in doubt: the books of the worker don't add up")
+            self._role.fail_attempt(attempt, error, cache=False)
 
     @property
     def _drain_due_s(self) -> float | None:

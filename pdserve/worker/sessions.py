@@ -194,16 +194,18 @@ class RouterSessions:
     async def _keep(self, address: str) -> None:
         """Keep a session with one address for as long as a name stands for it."""
         back_off_s = _FIRST_BACK_OFF_S
+        loop = asyncio.get_running_loop()
         try:
             while self._wanted(address):
+                begun_s = loop.time()
                 try:
                     router_id = await self._join_once(address)
                 except (Incompatible, Unauthenticated) as error:
                     self._note_misfit(address, error)
                     await asyncio.sleep(_MISFIT_BACK_OFF_S * (0.5 + 0.5 * self._random.random()))
                     continue
-                if router_id is not None:
-                    back_off_s = _FIRST_BACK_OFF_S
+                if router_id is not None and loop.time() - begun_s > _MAX_BACK_OFF_S:
+                    back_off_s = _FIRST_BACK_OFF_S  # not if its sessions end as soon as they begin
                 if self._wanted(address):
                     await asyncio.sleep(back_off_s * (0.5 + 0.5 * self._random.random()))
                     back_off_s = min(_MAX_BACK_OFF_S, 2 * back_off_s)

@@ -78,6 +78,10 @@ def no_unknown(channel: str, what: str) -> None:
     raise AssertionError(f"unknown {what} on {channel}")
 
 
+def no_crash() -> None:
+    """For suites without bugs."""
+
+
 @asynccontextmanager
 async def grpc_server(
     on_session: Callable[[Session[Down, Up]], Awaitable[None]],
@@ -85,6 +89,7 @@ async def grpc_server(
     *,
     secret: bytes | None = None,
     count_unknown: CountUnknown = no_unknown,
+    count_crash: Callable[[], None] = no_crash,
 ) -> AsyncIterator[str]:
     """A router's server with the Workers service alone; yields its address."""
     source = random.Random(1)
@@ -94,6 +99,7 @@ async def grpc_server(
         guard=RouterGuard("r0", secret, SystemClock(), source),
         tasks=tasks,
         count_unknown=count_unknown,
+        count_crash=count_crash,
         outbox_limit=OUTBOX_LIMIT,
     )
     session_pb2_grpc.add_WorkersServicer_to_server(servicer, server)

@@ -31,7 +31,7 @@ from pdserve.messages import (
 )
 from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
 from pdserve.node.worker import Worker
-from pdserve.owner import Waiter
+from pdserve.owner import Post, Waiter
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.config import Config, EngineConfig, WorkerConfig
 from pdserve.service.metrics import WorkerMetrics
@@ -99,6 +99,8 @@ class Cluster:
         self.workers: dict[str, Worker] = {}
         self.running: dict[str, asyncio.Task[int]] = {}
         self.drivers: dict[tuple[str, str], LoopDriver] = {}
+        self.metrics: dict[str, WorkerMetrics] = {}
+        self.to_loop: dict[str, Post] = {}
 
     def delay(self) -> float:
         return 0.0001 + 0.001 * self.random.random()
@@ -127,18 +129,23 @@ class Cluster:
             self.drivers[worker_name, name] = driver
             return driver
 
+        def inbox(deliver: Callable[[object], None]) -> Post:
+            post = self.to_loop[worker_name] = DelayedInbox(self.loop, self.delay, deliver).post
+            return post
+
         ports = WorkerPorts(
             clock=self.clock,
             random_for=lambda owner: self.random,
             network=network,
             drive=drive,
-            inbox=lambda deliver: DelayedInbox(self.loop, self.delay, deliver).post,
+            inbox=inbox,
             dialer=self,
             resolver=self,
             roles=ROLES,
             background=at_once,
         )
-        worker = Worker(setup, ports, WorkerMetrics(), role)
+        metrics = self.metrics[name] = WorkerMetrics()
+        worker = Worker(setup, ports, metrics, role)
         self.workers[name] = worker
         self.running[name] = self.tasks.create_task(worker.run())
         return worker

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 import pytest
 from structlog.testing import capture_logs
 
+from pdserve.engine.block_pool import BlockState
 from pdserve.engine.engine import Engine
 from pdserve.engine.events import StepDied
 from pdserve.engine.fake_runner import FakeRunner
@@ -38,7 +40,7 @@ from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.config import Config
 from pdserve.structure import Structure, StructureKind
 from pdserve.worker.attempt import WorkerAttempt
-from pdserve.worker.desk import Desk, RoleFigures
+from pdserve.worker.desk import Desk, RoleBooks, RoleFigures
 from pdserve.worker.messages import (
     BeginDrain,
     CoreCounts,
@@ -129,6 +131,12 @@ class Bench:
 
     def figures(self) -> RoleFigures:
         return RoleFigures(num_waiting=7)
+
+    def books(self) -> RoleBooks:
+        return RoleBooks()
+
+    def held_blocks(self) -> Mapping[BlockState, Mapping[int, int | None]]:
+        return {state: {} for state in BlockState}
 
     def _over(self, attempt: PlainAttempt, how: str, error: PdserveError) -> None:
         self.ends.append((attempt.handle, how, type(error).__name__))

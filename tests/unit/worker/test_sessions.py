@@ -286,6 +286,16 @@ def test_comes_back_after_a_lost_session_with_a_new_id() -> None:
     assert world.events[:4] == ["opened 1 r1", "closed 1", "opened 2 r1", "closed 2"]
 
 
+def test_sessions_that_end_as_soon_as_they_begin_are_not_dialled_ever_faster() -> None:
+    async def crashing(end: RouterEnd) -> None:
+        await welcome(end, "r1")
+        end.close("internal error")
+
+    world = World({"a:1": crashing})
+    world.run(12.0)
+    assert 10 < len(world.dialled) < 30, "they were 70 and more"
+
+
 def test_superseded_is_final() -> None:
     async def router(end: RouterEnd) -> None:
         await welcome(end, "r1")

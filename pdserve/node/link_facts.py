@@ -1,0 +1,28 @@
+"""What a worker tells of itself in the handshake of a link."""
+
+from __future__ import annotations
+
+from kv_transfer.link_facts import STREAM, LinkFacts
+from pdserve.node.ports import WorkerSetup
+from pdserve.wire_version import announced
+
+
+def link_facts(setup: WorkerSetup, role_generation: int) -> LinkFacts:
+    """Of a worker in this role generation. Transports: those of the configuration that its pool can go over."""
+    runner = setup.model.runner
+    card, pool = runner.card, runner.pool
+    wire = announced(setup.config.cluster.wire_minor)
+    kinds = setup.config.transport.kinds
+    transports = tuple(kind for kind in kinds if kind == STREAM or pool.export(kind) is not None)
+    return LinkFacts(
+        layout_json=runner.layout.wire_json(),
+        weights_fingerprint=card.weights_fingerprint,
+        tokenizer_fingerprint=setup.model.tokenizer_fingerprint,
+        numerics=card.numerics,
+        checksum=next(iter(pool.checksums), "none"),
+        checksums=pool.checksums if wire >= (1, 1) else None,
+        transports=transports if wire >= (1, 1) else None,
+        deterministic=card.deterministic,
+        wire=wire,
+        role_generation=role_generation,
+    )
