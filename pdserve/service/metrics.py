@@ -69,7 +69,9 @@ class WorkerMetrics:
             r, "pdserve_prefill_tokens", "Prompt tokens computed, aborted prompts' too; hits not among them."
         )
         self.aborted_prefill_tokens = Total(
-            r, "pdserve_prefill_tokens_aborted", "Of these, those of prompts that ended before a first token."
+            r,
+            "pdserve_prefill_tokens_aborted",
+            "Prompt tokens computed for prompts that ended before a first token.",
         )
         self.decode_tokens = Total(r, "pdserve_decode_tokens", "Tokens sampled.")
         self.cache_query_tokens = Total(
