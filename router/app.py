@@ -27,13 +27,7 @@ from pdserve.errors import (
     too_large,
 )
 from pdserve.ids import Random, draw_text_id
-from pdserve.messages import (
-    Down,
-    Hello,
-    TokenizerFile,
-    Up,
-    Welcome,
-)
+from pdserve.messages import Down, Hello, TokenizerFile, Up, Welcome
 from pdserve.request import Chat, GenerateRequest, Limits
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.service.api_keys import ApiKey
@@ -179,14 +173,15 @@ class RouterApp:
         except TimeoutError:
             log.warning("session.silent", peer=session.peer, after_s=HELLO_S)
         except (Incompatible, Stale, InvalidRequest) as refusal:
-            log.error("worker.refused", peer=session.peer, error=type(refusal).__name__, reason=str(refusal))
-            self.metrics.workers_refused.labels(reason=type(refusal).__name__).inc()
+            kind = type(refusal).__name__
+            log.error("worker.refused", peer=session.peer, error=kind, reason=str(refusal))
+            self.metrics.workers_refused.labels(reason=kind).inc()
             session.refuse(refusal)
             error = refusal
-        except InvariantViolated:
-            raise  # a bug of this router
         except PdserveError as lost:
             error = lost
+            if isinstance(lost, InvariantViolated):  # a bug of this router
+                raise
         finally:
             if member is not None:
                 self.text.forget(member.id)
@@ -236,9 +231,8 @@ class RouterApp:
 
     def _start_ticking(self) -> None:
         if self._ticker is None:
-            self._ticker = asyncio.get_running_loop().call_later(
-                self._config.timeouts.heartbeat_s, self._tick
-            )
+            beat_s = self._config.timeouts.heartbeat_s
+            self._ticker = asyncio.get_running_loop().call_later(beat_s, self._tick)
 
     def _stop_ticking(self) -> None:
         if self._ticker is not None:

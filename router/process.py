@@ -22,6 +22,7 @@ from pdserve.service.grpc_session import WorkersServicer
 from pdserve.service.http import HttpServer
 from pdserve.service.lifecycle import EXIT_OK, StopSignals
 from pdserve.service.logs import set_up_logs
+from pdserve.service.loop_stack import LoopStack
 from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
@@ -113,7 +114,7 @@ class _Process:
         self._listening = False
         self._registry = CollectorRegistry()
         self._health_changed = asyncio.Event()
-        self._watch = LoopWatch(self._registry, clock, clock.cpu_s)
+        self._watch = LoopWatch(self._registry, clock, clock.cpu_s, LoopStack(clock))
         self._prover = ChildProver(
             ServerProcess(clock, os.environ),
             self._registry,

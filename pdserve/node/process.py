@@ -31,6 +31,7 @@ from pdserve.service.grpc_session import GrpcDialer
 from pdserve.service.http import HttpServer
 from pdserve.service.lifecycle import EXIT_OK, EXIT_UNSOUND, StopSignals
 from pdserve.service.logs import set_up_logs
+from pdserve.service.loop_stack import LoopStack
 from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.service.secret import read_secret
@@ -76,7 +77,7 @@ async def run_worker(
     health = _Health(metrics)
     http = HttpServer(metrics.registry, health.not_alive, health.not_ready)
     metrics_address = await http.start(config.metrics.listen)
-    watch = LoopWatch(metrics.registry, clock, clock.cpu_s)
+    watch = LoopWatch(metrics.registry, clock, clock.cpu_s, LoopStack(clock))
     watch.start()
     try:
         async with (
