@@ -73,7 +73,7 @@ class DecodeCore:
         self._engine = engine
         self._meter = parts.meter
         self._clock = parts.clock
-        self._desk: Desk[DecodeAttempt] = Desk(parts, self)
+        self._desk: Desk[DecodeAttempt] = Desk(parts, self, DecodeState)
         self._grants = Grants(engine, parts.to_transfer, parts.random)
         self._queue = GrantQueue(engine, self._grants, parts.config.worker.max_waiting)
         self._attempts = self._desk.attempts

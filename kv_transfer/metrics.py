@@ -28,6 +28,7 @@ class TransferMetrics:
     …_leases       each one that was opened is open, or has ended in one of four ways
     stale          frames of a dead lease or generation, by the sender's worker id and the kind of frame
     corrupt        pieces with a wrong checksum, by the sender's worker id
+    lease_states   open leases by state, as of the last look at the time
     fell_back      links that use the stream because the preferred transport failed, by peer
     pushed_out     strangers in their handshake who had to make room for later ones
     malformed      links ended because of a frame that can't be, by peer
@@ -54,6 +55,7 @@ class TransferMetrics:
     fell_back: dict[str, int] = field(default_factory=dict)
     malformed: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
+    lease_states: tuple[tuple[str, int], ...] = ()
 
     @property
     def leases_add_up(self) -> bool:

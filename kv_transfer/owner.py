@@ -6,7 +6,7 @@ be P on some links and D on others. State of leases lies in the Sender or Receiv
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import structlog
 
@@ -14,6 +14,7 @@ from kv_transfer import messages
 from kv_transfer.frames import MAX_PIECE_BYTES
 from kv_transfer.handshake import Handshake, Side
 from kv_transfer.intake import Intake
+from kv_transfer.lease import ReceiveState, SendState
 from kv_transfer.link import Link, LinkPhase
 from kv_transfer.link_facts import LinkFacts
 from kv_transfer.metrics import TransferMetrics
@@ -264,6 +265,12 @@ class TransferOwner:
     # and at the earliest moment that the last look found, misses none
 
     def _look(self, now_s: float) -> None:
+        states = Counter(
+            lease.state for link in self._links if link.side is not None for lease in link.side.leases
+        )
+        self.metrics.lease_states = tuple(
+            (state.value, states[state]) for state in (*SendState, *ReceiveState)
+        )
         due_s = now_s + self._timeouts.keepalive_s
         for link in list(self._links):
             if link.phase is not LinkPhase.DOWN:

@@ -55,7 +55,7 @@ class PrefillCore:
         self._engine = engine
         self._clock = parts.clock
         self._hold_s = timeouts.hold_s
-        self._desk: Desk[PrefillAttempt] = Desk(parts, self)
+        self._desk: Desk[PrefillAttempt] = Desk(parts, self, PrefillState)
         self._credits = CreditBook(
             queue_tokens=parts.config.worker.queue_tokens,
             block_size=engine.pool.block_size,

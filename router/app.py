@@ -41,7 +41,7 @@ from router.admission import Admission, Place
 from router.asked import Asked
 from router.callers import Caller, Callers
 from router.choice_run import Parts
-from router.conductor import Conductor
+from router.conductor import Conductor, phases_of
 from router.explain import NUM_KEPT, Explained
 from router.fleet import Fleet
 from router.learning import Learner
@@ -245,6 +245,7 @@ class RouterApp:
         self.fleet.tick(self.admission.num_waiting_tokens)
         for conductor in self._conductors.values():
             conductor.log_if_stuck(now_s)
+        self.metrics.show_phases(phases_of(self._conductors.values()))
         if self.fleet.members:
             self._start_ticking()
 

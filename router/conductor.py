@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Self
 
@@ -25,12 +26,20 @@ from router.asked import Asked
 from router.choice import Choice
 from router.choice_run import ChoiceRun, Parts
 from router.output import Output
+from router.phase_clock import AttemptPhase
 from router.prompt_parts import prompt_parts
 from router.structures import Compiled
 from router.summary import log_finished
 from router.validation import check_model, check_possible, check_prompt, check_start, resolve_max_tokens
 
 log = structlog.get_logger()
+
+
+def phases_of(conductors: Iterable[Conductor]) -> dict[str, int]:
+    """How many attempts are in each phase."""
+    runs = (run for conductor in conductors for run in conductor.runs)
+    found = Counter(run.attempt.phase for run in runs if run.attempt is not None)
+    return {phase.value: found[phase] for phase in AttemptPhase if phase is not AttemptPhase.ENDED}
 
 
 class Conductor:

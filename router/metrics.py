@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -103,6 +103,7 @@ class RouterMetrics:
             _LATENCY_S,
         )
         self.attempts = counter("pdserve_attempts", "Attempts ended, by how ('ok' or the error).", "reason")
+        self.phases = gauge("pdserve_attempts_running", "Attempts placed and not ended, by phase.", "phase")
         self.replays_running = gauge("pdserve_replays_running", "Replays placed and not yet running.")
         self.prompt_tokens = counter("pdserve_prompt_tokens", "Prompt tokens of requests.")
         self.cached_tokens = counter(
@@ -160,6 +161,11 @@ class RouterMetrics:
         self.ttft_s = histogram("pdserve_ttft_seconds", "Received to first token written.", _LATENCY_S)
         self.itl_s = histogram("pdserve_itl_seconds", "Gap between two tokens.", _GAP_S)
         self.queue_s = histogram("pdserve_queue_seconds", "Received to credit held.", _LATENCY_S)
+
+    def show_phases(self, num_by_phase: Mapping[str, int]) -> None:
+        """Of all phases."""
+        for phase, num_attempts in num_by_phase.items():
+            self.phases.labels(phase=phase).set(num_attempts)
 
     def count_unknown(self, channel: str, what: str) -> None:
         """One more message of a later version."""

@@ -62,6 +62,7 @@ class BlockPool:
         self._num_holds = 0
         self._changes: dict[bytes, bool] = {}
         self._condemned: dict[int, None] = {}
+        self._quarantined_s: dict[int, float] = {}  # since when, oldest first
 
     # --- what there is
 
@@ -84,6 +85,12 @@ class BlockPool:
             and len(self._cached) + len(self._held) == cached
             and len(self._hash_of) == len(self._block_of)
         )
+
+    @property
+    def quarantine_age_s(self) -> float:
+        """Since when the block is QUARANTINED that has been so longest; 0: there is none. O(1)."""
+        since_s = next(iter(self._quarantined_s.values()), None)
+        return 0.0 if since_s is None else self._clock.now_s() - since_s
 
     @property
     def num_condemned(self) -> int:
@@ -231,7 +238,9 @@ class BlockPool:
         """GRANTED → QUARANTINED: a device copy or one-sided read of a dead attempt may still touch them."""
         block_ids = self._sound(block_ids)
         self._require("quarantine_granted", block_ids, BlockState.GRANTED)
+        now_s = self._clock.now_s()
         for block_id in block_ids:
+            self._quarantined_s[block_id] = now_s
             self._move(block_id, BlockState.QUARANTINED)
 
     def release_quarantined(self, block_ids: Sequence[int]) -> None:
@@ -239,6 +248,7 @@ class BlockPool:
         block_ids = self._sound(block_ids)
         self._require("release_quarantined", block_ids, BlockState.QUARANTINED)
         for block_id in reversed(block_ids):
+            del self._quarantined_s[block_id]
             self._to_free(block_id)
 
     # --- when the books are wrong
@@ -261,6 +271,7 @@ class BlockPool:
             self._cached.pop(block_id, None)
             self._held.pop(block_id, None)
             self._state[block_id] = BlockState.QUARANTINED
+            self._quarantined_s.setdefault(block_id, self._clock.now_s())
             self._num_references[block_id] = 0
         self._free = [block_id for block_id in self._free if block_id not in self._condemned]
         self._counts = [self._state.count(state) for state in BlockState]

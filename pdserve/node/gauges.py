@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from prometheus_client import Gauge
+
 from kv_transfer.metrics import TransferMetrics
 from pdserve.messages import Load
 from pdserve.service.metrics import WorkerMetrics
@@ -14,6 +18,9 @@ class WorkerGauges:
     def __init__(self, metrics: WorkerMetrics) -> None:
         self._metrics = metrics
         self._num_steps = 0
+        self._attempts = _States(metrics.attempts)
+        self._sequences = _States(metrics.sequences)
+        self._leases = _States(metrics.lease_states)
 
     def on_beat(self, beat: EngineBeat) -> None:
         if beat.num_steps != self._num_steps:
@@ -34,7 +41,10 @@ class WorkerGauges:
         metrics.decode_tokens.set(counts.num_generated_tokens)
         metrics.preemptions.set(counts.num_preemptions)
         metrics.revocations.set(counts.num_revocations)
-        metrics.ignored.set(counts.num_ignored)
+        metrics.ignored.set_all(dict(counts.ignored))
+        metrics.quarantine_age_s.set(counts.quarantine_age_s)
+        self._attempts.show(counts.attempt_states)
+        self._sequences.show(counts.sequence_states)
         metrics.failures.set_all(dict(counts.failures))
         metrics.masks.set(counts.num_masks)
         metrics.mask_s.set(counts.mask_s)
@@ -48,6 +58,7 @@ class WorkerGauges:
         metrics.routers.set(num_routers)
         metrics.links.set(transfer.links_up)
         metrics.leases.set(transfer.open_leases)
+        self._leases.show(transfer.lease_states)
         metrics.kv_bytes.set(transfer.sent_bytes, "sent")
         metrics.kv_bytes.set(transfer.received_bytes, "received")
         metrics.kv_transfer_s.set(transfer.received_s)
@@ -62,3 +73,17 @@ class WorkerGauges:
         metrics.fell_back.set_all(dict(transfer.fell_back))
         metrics.malformed.set_all(dict(transfer.malformed))
         metrics.set_unknown_frames(dict(transfer.unknown))
+
+
+class _States:
+    """A gauge with a label for each state; those of an earlier role go to 0."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._known: dict[str, None] = {}
+
+    def show(self, states: Iterable[tuple[str, int]]) -> None:
+        now = dict(states)
+        self._known |= dict.fromkeys(now)
+        for state in self._known:
+            self._gauge.labels(state).set(now.get(state, 0))

@@ -87,7 +87,21 @@ class WorkerMetrics:
         self.books_wrong = Total(
             r, "pdserve_books_wrong", "Times that books didn't add up; the worker then drains.", ("book",)
         )
-        self.ignored = Total(r, "pdserve_ignored_messages", "Messages about attempts that had ended.")
+        self.ignored = Total(
+            r, "pdserve_ignored_messages", "Messages that came too late, or once more, by kind.", ("kind",)
+        )
+        self.attempts = Gauge(
+            "pdserve_worker_attempts", "Attempts in hand, by state of their role.", ["state"], registry=r
+        )
+        self.sequences = Gauge(
+            "pdserve_sequences", "Sequences in the scheduler, by state.", ["state"], registry=r
+        )
+        self.lease_states = Gauge(
+            "pdserve_lease_states", "Leases in hand by state of this worker's end.", ["state"], registry=r
+        )
+        self.quarantine_age_s = Gauge(
+            "pdserve_quarantine_age_seconds", "Age of the oldest quarantine of a block; 0: none.", registry=r
+        )
         self.failures = Total(r, "pdserve_failures", "Attempts that failed here, by error.", ("error",))
         self.kv_bytes = Total(r, "pdserve_kv_transfer_bytes", "KV bytes by direction.", ("direction",))
         self.kv_transfer_s = Total(r, "pdserve_kv_transfer_seconds", "First pull to last byte of hand-offs.")

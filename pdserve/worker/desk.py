@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -13,7 +15,7 @@ from pdserve.block_messages import BlockCounts
 from pdserve.books import BooksWrong
 from pdserve.engine.block_pool import BlockState
 from pdserve.engine.events import StepDied
-from pdserve.engine.sequence import Sequence
+from pdserve.engine.sequence import Sequence, SequenceState
 from pdserve.errors import (
     DeadlineExceeded,
     Draining,
@@ -115,7 +117,9 @@ class Desk(Generic[A]):
     num_…     totals that the core counts, for metrics
     """
 
-    def __init__(self, parts: CoreParts, role: RoleVerbs[A]) -> None:
+    def __init__(self, parts: CoreParts, role: RoleVerbs[A], states: type[Enum]) -> None:
+        """states: of the role's attempts."""
+        self._states = states
         self._role = role
         self._engine = parts.engine
         self._clock = parts.clock
@@ -131,7 +135,7 @@ class Desk(Generic[A]):
         self._drain_limit_passed = False
         self._drained = False
         self._failures: dict[str, int] = {}
-        self._num_ignored = 0
+        self._ignored: dict[str, int] = {}
         self.num_generated_tokens = 0
         self.num_preemptions = 0
         self.num_revocations = 0
@@ -146,8 +150,10 @@ class Desk(Generic[A]):
         """Take in what isn't the role's own."""
         match message:
             case FromSession():
-                if message.session_id in self._sessions:  # else it ended while this was on its way
+                if message.session_id in self._sessions:
                     self._on_session_message(message)
+                else:  # it ended while this was on its way
+                    self._note_ignored(message.message)
             case SessionOpened(session_id):
                 self._sessions[session_id] = None
             case SessionClosed(session_id):
@@ -346,8 +352,12 @@ class Desk(Generic[A]):
 
     def ignore(self, event: str, start: StartPrefill | StartDecode) -> None:
         """Something that a correct router doesn't send: counted, logged, not acted on."""
-        self._num_ignored += 1
+        self._note_ignored(start)
         log.warning(event, handle=start.handle, **start.name.logged)
+
+    def _note_ignored(self, message: object) -> None:
+        kind = type(message).__name__
+        self._ignored[kind] = self._ignored.get(kind, 0) + 1
 
     def _note(self, error: PdserveError) -> None:
         name = type(error).__name__
@@ -387,6 +397,11 @@ class Desk(Generic[A]):
             draining=self.is_draining,
         )
 
+    def _num_by_state(self, states: type[Enum], those: Iterable[Enum]) -> tuple[tuple[str, int], ...]:
+        """Of each state, 0 included."""
+        found = Counter(those)
+        return tuple((state.value, found[state]) for state in states)
+
     def _counts(self) -> CoreCounts:
         load, engine = self._load(), self._engine
         return CoreCounts(
@@ -397,7 +412,10 @@ class Desk(Generic[A]):
             num_cache_hit_tokens=load.num_cache_hit_tokens,
             num_preemptions=self.num_preemptions,
             num_revocations=self.num_revocations,
-            num_ignored=self._num_ignored,
+            ignored=tuple(self._ignored.items()),
+            attempt_states=self._num_by_state(self._states, (each.state for each in self.attempts.values())),
+            sequence_states=self._num_by_state(SequenceState, (each.state for each in engine.sequences)),
+            quarantine_age_s=round(engine.pool.quarantine_age_s, 1),
             failures=tuple(self._failures.items()),
             num_masks=engine.num_masks,
             mask_s=engine.mask_s,

@@ -112,6 +112,9 @@ class CoreCounts:
 
     num_prefilled_tokens  prompt tokens computed here, hits not among them; of these, num_aborted_prefill_tokens belong
                           to prompts that ended before they had a first token
+    ignored               messages that came too late, or once more, by kind
+    attempt_states, sequence_states  how many are in each state of their state machines now
+    quarantine_age_s      of the block that has been QUARANTINED longest; 0 = there is none
     failures              errors told to routers, by class name
     num_masks, mask_s     masks of structures, and the seconds that making them took
     prefill_energy_j, decode_energy_j  None: the machine can't tell, or nothing was computed yet
@@ -124,7 +127,10 @@ class CoreCounts:
     num_cache_hit_tokens: int = 0
     num_preemptions: int = 0
     num_revocations: int = 0
-    num_ignored: int = 0
+    ignored: tuple[tuple[str, int], ...] = ()
+    attempt_states: tuple[tuple[str, int], ...] = ()
+    sequence_states: tuple[tuple[str, int], ...] = ()
+    quarantine_age_s: float = 0.0
     failures: tuple[tuple[str, int], ...] = ()
     num_masks: int = 0
     mask_s: float = 0.0

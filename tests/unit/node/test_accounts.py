@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from pdserve.engine import fake_rule
 from pdserve.engine.block_pool import BlockState
+from pdserve.engine.sequence import SequenceState
 from pdserve.messages import (
     Abort,
     Failed,
@@ -144,5 +145,29 @@ def test_a_bug_that_an_owners_message_meets_ends_the_worker() -> None:
         cluster.to_loop["p0"](object())
         assert await cluster.running["p0"] == EXIT_UNSOUND
         await cluster.router.until("p0", Unsound)
+
+    play(scenario)
+
+
+def test_every_state_has_a_gauge() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await a_pair(cluster)
+        cluster.router.ends["d0"].send(cluster.start_decode(1, cluster.router.hellos["p0"].worker))
+        await asyncio.sleep(2)
+
+        def shown(name: str) -> dict[str, float]:
+            [family] = [each for each in cluster.metrics["d0"].registry.collect() if each.name == name]
+            return {sample.labels["state"]: sample.value for sample in family.samples}
+
+        assert shown("pdserve_worker_attempts") == {"waiting": 0, "granted": 1, "active": 0, "ended": 0}
+        leases = shown("pdserve_lease_states")
+        assert leases["granted"] == 1 == sum(leases.values()) and len(leases) == 6
+        assert set(shown("pdserve_sequences")) == {state.value for state in SequenceState}
+        assert shown("pdserve_kv_blocks")["granted"] > 0
+        cluster.router.ends["d0"].send(Abort(1))
+        await asyncio.sleep(2)
+        assert (
+            sum(shown("pdserve_worker_attempts").values()) == sum(shown("pdserve_lease_states").values()) == 0
+        )
 
     play(scenario)

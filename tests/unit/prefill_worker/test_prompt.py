@@ -199,7 +199,7 @@ class TestRefusals:
         bench.clock.advance(1.0)
         bench.turn()
         counts = [message for message in bench.to_loop if isinstance(message, CoreCounts)]
-        assert counts[-1].num_ignored == 1
+        assert counts[-1].ignored == (("StartPrefill", 1),)
         bench.close(1)
 
 

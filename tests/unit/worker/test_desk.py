@@ -105,7 +105,7 @@ class Bench:
             random=random.Random(1),
             config=config,
         )
-        self.desk: Desk[PlainAttempt] = Desk(parts, self)
+        self.desk: Desk[PlainAttempt] = Desk(parts, self, State)
         self.desk.handle(SessionOpened(1, "r1"))
 
     # --- RoleVerbs
@@ -246,7 +246,7 @@ def test_a_repeated_start_is_counted_and_ignored() -> None:
         bench.start(1)
     assert bench.desk.attempts == {1: first} and [line["event"] for line in logs] == ["attempt.repeated"]
     bench.turn(1.0)
-    assert [each.num_ignored for each in bench.said if isinstance(each, CoreCounts)] == [1]
+    assert [each.ignored for each in bench.said if isinstance(each, CoreCounts)] == [(("StartDecode", 1),)]
 
 
 def test_a_structure_without_its_matcher_is_our_fault_and_refused() -> None:
