@@ -59,8 +59,8 @@ class Admission:
         self._clock = clock
         self._metrics = metrics
         self._queue: FairQueue[Ticket] = FairQueue()
-        self._num_places = 0
-        self._num_tokens = 0
+        self.num_places = 0  # that are taken
+        self.num_waiting_tokens = 0  # prompt tokens of the attempts that wait for a pair
         self._replaying: dict[Ticket, None] = {}
         self._no_worker = NoWorkerTimeout(
             self._queue, fleet.topology, worker_wait_s, clock, self._end_waiting
@@ -79,29 +79,24 @@ class Admission:
         """
         if self.draining:
             raise Draining("this router is draining")
-        if self._num_places >= self._config.max_queued_requests:
+        if self.num_places >= self._config.max_queued_requests:
             self._metrics.refused.labels(reason="full").inc()
             raise Overloaded(
                 "the queue is full",
                 retry_after_s=self._retry_after_s(),
                 limit=self._config.max_queued_requests,
             )
-        self._num_places += 1
-        self._metrics.queue_places.set(self._num_places)
+        self.num_places += 1
+        self._metrics.queue_places.set(self.num_places)
         return Place(self._clock.now_s(), self._left)
 
     def _left(self) -> None:
-        self._num_places -= 1
-        self._metrics.queue_places.set(self._num_places)
+        self.num_places -= 1
+        self._metrics.queue_places.set(self.num_places)
 
     def _retry_after_s(self) -> float:
         """The time in which a tenth of the queue has gone, at the queue's recent speed."""
         return _within(RETRY_AFTER_S, 0.1 * self._speed.wait_s(len(self._queue), self._clock.now_s()) or 1.0)
-
-    @property
-    def num_places(self) -> int:
-        """Places that are taken."""
-        return self._num_places
 
     @property
     def num_replaying(self) -> int:
@@ -114,11 +109,6 @@ class Admission:
         return len(self._queue)
 
     @property
-    def num_waiting_tokens(self) -> int:
-        """Their prompt tokens."""
-        return self._num_tokens
-
-    @property
     def waiting(self) -> tuple[Ticket, ...]:
         """What waits, in the order in which it came."""
         return tuple(self._queue)
@@ -128,19 +118,19 @@ class Admission:
     def submit(self, ticket: Ticket) -> None:
         """Let an attempt wait; it may be started within this call, or refused."""
         self._queue.push(ticket, self._clock.now_s())
-        self._num_tokens += ticket.need.num_tokens
+        self.num_waiting_tokens += ticket.need.num_tokens
         self.pump()
         if ticket not in self._queue or self._refuse_if_late(ticket, self._estimate_s(ticket)):
             return
-        if ticket.need.num_tokens == self._num_tokens:
+        if ticket.need.num_tokens == self.num_waiting_tokens:
             # The first one that waits: don't leave it to the heartbeat.
-            self._fleet.tell_demand(self._num_tokens)
+            self._fleet.tell_demand(self.num_waiting_tokens)
 
     def withdraw(self, ticket: Ticket) -> None:
         """It no longer waits, for whatever reason; idempotent."""
         if ticket in self._queue:
             self._queue.remove(ticket)
-            self._num_tokens -= ticket.need.num_tokens
+            self.num_waiting_tokens -= ticket.need.num_tokens
             if not len(self._queue):
                 self._speed.emptied()
             self._gauges()
@@ -238,7 +228,7 @@ class Admission:
     def _start(self, ticket: Ticket, placement: Placement) -> None:
         now_s = self._clock.now_s()
         self._queue.served(ticket, now_s)
-        self._num_tokens -= ticket.need.num_tokens
+        self.num_waiting_tokens -= ticket.need.num_tokens
         self._speed.started(now_s, others_wait=len(self._queue) > 0)
         if ticket.replay:
             self._replaying[ticket] = None
@@ -246,7 +236,7 @@ class Admission:
 
     def _gauges(self) -> None:
         self._metrics.queue_length.set(len(self._queue))
-        self._metrics.queue_tokens.set(self._num_tokens)
+        self._metrics.queue_tokens.set(self.num_waiting_tokens)
         self._metrics.replays_running.set(len(self._replaying))
 
     # --- deadlines
@@ -282,7 +272,7 @@ class Admission:
 
 def _may_be_refused(ticket: Ticket) -> bool:
     """What the client has begun to read goes on."""
-    return not ticket.replay and ticket.choice == 0
+    return not ticket.replay and ticket.name.choice == 0
 
 
 def _within(bounds: tuple[float, float], value: float) -> float:

@@ -190,8 +190,7 @@ class ChoiceRun:
     def _ticket(self) -> Ticket:
         choice, asked = self.choice, self._asked
         ticket = Ticket(
-            request_id=asked.request_id,
-            choice=choice.index,
+            name=self._name,
             need=Need(
                 identity=self._identity,
                 token_ids=tuple(choice.ids),
@@ -238,7 +237,7 @@ class ChoiceRun:
 
     def _settled(self, attempt: Attempt, placement: Placement, ticket: Ticket) -> None:
         """It runs on the decode worker, or has ended before that."""
-        self._parts.learner.settled(attempt, placement, ticket.need)
+        self._parts.learner.settled(attempt.times, placement, ticket.need)
         self._parts.admission.settled(ticket)
 
     def _start_decode(self, need: Need, prefill: Member | None) -> StartDecode:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pdserve.clock import Clock
-from router.attempt import Attempt
 from router.attempt_need import Need
 from router.member import Member
 from router.metrics import RouterMetrics
 from router.placement import Placement
 from router.scoring import CostParameters, busy_prior, handover_prior, prefill_prior
+from router.timings import AttemptTimes
 
 
 class Learner:
@@ -19,50 +19,33 @@ class Learner:
         self._clock = clock
         self._metrics = metrics
 
-    def settled(self, attempt: Attempt, placement: Placement, need: Need) -> None:
+    def settled(self, times: AttemptTimes, placement: Placement, need: Need) -> None:
         """The sequence runs, or the attempt has ended before that."""
-        if placement.prefill is None:
-            self._local(attempt, placement, need)
-        else:
-            self._remote(attempt, placement.prefill, placement, need)
-        seen_s = attempt.times.first_seen_s
-        if seen_s is not None and placement.cost.known:
-            took_s = seen_s - attempt.times.credit_held_s
-            self._metrics.estimate_error_s.observe(abs(took_s - placement.cost.ttft_s))
-
-    def _remote(self, attempt: Attempt, prefill: Member, placement: Placement, need: Need) -> None:
-        times, expected, decode = attempt.times, placement.expected, placement.decode
-        now_s, prior, fits = self._clock.now_s(), prefill_prior(prefill, self._parameters), prefill.fits
-        first, started = times.first_token, times.started
-        if first is not None:
-            fits.queue.observe(expected.num_queued, first.queue_s, prior, now_s)
-            computed = max(1, need.num_tokens - first.num_cached_tokens)
-            fits.prefill.observe(computed, first.prefill_s, prior, now_s)
-            if times.trip_s is not None:
-                fits.trip.observe(0, times.trip_s, self._parameters.trip, now_s)
-        record = prefill.pairs.get(decode.id)
-        if started is not None and record is not None and record.decode == decode.ref:
+        prefill, decode, expected = placement.prefill, placement.decode, placement.expected
+        now_s, parameters, started = self._clock.now_s(), self._parameters, times.started
+        where = decode if prefill is None else prefill
+        fits, prior = where.fits, prefill_prior(where, parameters)
+        told = started if prefill is None else times.first_token  # by who computed the prompt
+        if told is not None:
+            fits.queue.observe(expected.num_queued, told.queue_s, prior, now_s)
+            line = fits.prefill
+            if prefill is None and expected.num_running:
+                line, prior = fits.prefill_busy, busy_prior(prior, parameters)
+            line.observe(max(1, need.num_tokens - told.num_cached_tokens), told.prefill_s, prior, now_s)
+        if times.trip_s is not None:
+            fits.trip.observe(0, times.trip_s, parameters.trip, now_s)
+        record = None if prefill is None else prefill.pairs.get(decode.id)
+        if prefill is not None and started is not None and record is not None and record.decode == decode.ref:
             took_s = started.transfer_exposed_s + started.commit_s
-            way = handover_prior(prefill, decode, self._parameters)
+            way = handover_prior(prefill, decode, parameters)
             record.handover.observe(expected.num_sent, took_s, way, now_s)
-        if first is not None or started is not None:
-            self._holds(prefill, need)
+        if told is not None or started is not None:
+            self._holds(where, need)
         if started is not None:
             self._holds(decode, need)
-
-    def _local(self, attempt: Attempt, placement: Placement, need: Need) -> None:
-        started, expected, decode = attempt.times.started, placement.expected, placement.decode
-        if started is None:
-            return
-        now_s, prior, fits = self._clock.now_s(), prefill_prior(decode, self._parameters), decode.fits
-        fits.queue.observe(expected.num_queued, started.queue_s, prior, now_s)
-        computed = max(1, need.num_tokens - started.num_cached_tokens)
-        if expected.num_running:
-            busy = busy_prior(prior, self._parameters)
-            fits.prefill_busy.observe(computed, started.prefill_s, busy, now_s)
-        else:
-            fits.prefill.observe(computed, started.prefill_s, prior, now_s)
-        self._holds(decode, need)
+        if times.first_seen_s is not None and placement.cost.known:
+            took_s = times.first_seen_s - times.credit_held_s
+            self._metrics.estimate_error_s.observe(abs(took_s - placement.cost.ttft_s))
 
     @staticmethod
     def _holds(member: Member, need: Need) -> None:

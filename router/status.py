@@ -83,28 +83,22 @@ def read_placements(
     user  whose; None = all
     """
     placed = [
-        PlacementStatus(
-            request_id=each.name.request_id,
-            choice=each.name.choice,
-            attempt=each.name.attempt,
-            age_s=now_s - each.placed_s,
-            candidates=_candidates(each.verdicts),
-        )
+        (each.name, each.name.attempt, each.placed_s, each.verdicts)
         for each in explanations
         if user is None or each.user == user
     ]
     tickets = [ticket for ticket in admission.waiting if user is None or ticket.user == user]
-    waiting = [
+    waiting = [(each.name, 0, each.submitted_s, each.why_waiting) for each in tickets[:NUM_KEPT]]
+    return tuple(
         PlacementStatus(
-            request_id=ticket.request_id,
-            choice=ticket.choice,
-            attempt=0,
-            age_s=now_s - ticket.submitted_s,
-            candidates=_candidates(ticket.why_waiting),
+            request_id=name.request_id,
+            choice=name.choice,
+            attempt=attempt,
+            age_s=now_s - since_s,
+            candidates=_candidates(verdicts),
         )
-        for ticket in tickets[:NUM_KEPT]
-    ]
-    return (*placed, *waiting)
+        for name, attempt, since_s, verdicts in (*placed, *waiting)
+    )
 
 
 def _candidates(verdicts: tuple[Verdict, ...]) -> tuple[CandidateStatus, ...]:

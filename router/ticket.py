@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pdserve.ids import AttemptName
 from router.attempt import Outcome
 from router.attempt_need import Need
 from router.explain import Verdict
@@ -24,8 +25,7 @@ class Ticket:
     unfit_since_s  since when all workers' windows are too small for it; None = they aren't
     """
 
-    request_id: str
-    choice: int
+    name: AttemptName
     need: Need
     queued_s: float
     submitted_s: float
