@@ -38,6 +38,7 @@ from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
 from pdserve.service.rpc_errors import ServerLost, error_of
 from pdserve.service.targets import RouterLost as RouterLost
 from pdserve.service.targets import Targets
+from pdserve.service.tls import ClientTls as ClientTls
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO, ClusterStatus, ModelInfo
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class AsyncClient:
 
     targets  HOST:PORT, or several of them
     api_key  if the routers ask for one
+    tls      ClientTls(ca=…); None = without
     Every method raises errors of pdserve.errors: InvalidRequest, Overloaded, DeadlineExceeded, RouterLost, …
     """
 
@@ -56,10 +58,11 @@ class AsyncClient:
         targets: str | Sequence[str],
         *,
         api_key: str = "",
+        tls: ClientTls | None = None,
         keepalive_s: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
-        self._targets = Targets(targets, keepalive_s, api_key)
+        self._targets = Targets(targets, keepalive_s, api_key, tls)
         self._clock = clock or SystemClock()
 
     async def __aenter__(self) -> Self:
@@ -173,8 +176,15 @@ class AsyncClient:
 class Client:
     """The same for code without an event loop. Any thread may call; the calls run on a loop of the client's own."""
 
-    def __init__(self, targets: str | Sequence[str], *, api_key: str = "", keepalive_s: float = 1.0) -> None:
-        self._client = AsyncClient(targets, api_key=api_key, keepalive_s=keepalive_s)
+    def __init__(
+        self,
+        targets: str | Sequence[str],
+        *,
+        api_key: str = "",
+        tls: ClientTls | None = None,
+        keepalive_s: float = 1.0,
+    ) -> None:
+        self._client = AsyncClient(targets, api_key=api_key, tls=tls, keepalive_s=keepalive_s)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pdserve-client", daemon=True)
         self._thread.start()

@@ -16,6 +16,7 @@ from pdserve.rpc.values import ROLES
 from pdserve.service.peer_proof import WorkerProof
 from pdserve.service.proven_call import open_proven
 from pdserve.service.targets import Targets
+from pdserve.service.tls import ClientTls
 from pdserve.status import CLUSTER_STATUS, ClusterStatus
 
 _ADMIT_S = 10.0  # how long a router may take to let an operator in
@@ -28,6 +29,7 @@ class OperatorClient:
     targets  HOST:PORT, or several of them
     secret   the cluster's, if it has one; or instead
     api_key  an admin's
+    tls      ClientTls(ca=…); None = without
     Every method raises errors of pdserve.errors, and Unauthenticated if either side doesn't know the secret.
     """
 
@@ -37,9 +39,10 @@ class OperatorClient:
         *,
         secret: bytes | None = None,
         api_key: str = "",
+        tls: ClientTls | None = None,
         keepalive_s: float = 1.0,
     ) -> None:
-        self._targets = Targets(targets, keepalive_s, api_key)
+        self._targets = Targets(targets, keepalive_s, api_key, tls)
         self._secret = secret
 
     async def __aenter__(self) -> Self:

@@ -28,6 +28,7 @@ from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
 from pdserve.service.rpc_requests import RequestReader
 from pdserve.service.secret import read_secret
+from pdserve.service.tls import server_credentials
 from pdserve.service.wrong_listener import WrongListener
 from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
@@ -192,7 +193,8 @@ class _Process:
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._app, self._gate), server)
         server.add_generic_rpc_handlers((WrongListener(dict.fromkeys((WORKERS, ADMIN), _WORKERS_LISTEN)),))
         add_reflection(server, (INFERENCE,))
-        return bind(server, self._config.router.listen, _LISTEN)
+        tls = self._config.tls
+        return bind(server, self._config.router.listen, _LISTEN, server_credentials(tls, tls.client_ca_file))
 
     def _listen_for_workers(self) -> str:
         server = self._for_workers
@@ -208,7 +210,9 @@ class _Process:
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
         server.add_generic_rpc_handlers((WrongListener({INFERENCE: _LISTEN}),))
         add_reflection(server, (WORKERS, ADMIN))
-        return bind(server, workers_listen(self._config.router), _WORKERS_LISTEN)
+        tls = self._config.tls
+        credentials = server_credentials(tls, tls.ca_file)
+        return bind(server, workers_listen(self._config.router), _WORKERS_LISTEN, credentials)
 
     async def _tell_health(self) -> None:
         """Health of the process, and of `Inference`: whether a pair could take a request now."""

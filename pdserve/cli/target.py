@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pdserve.service.address import is_loopback, split_address
 from pdserve.service.local_secret import local_secret_file
 from pdserve.service.secret import read_secret
+from pdserve.service.settings import ConfigError
 
 if TYPE_CHECKING:  # grpc takes a quarter of a second: only commands that really run pay for it
     from pdserve.client import Client
     from pdserve.operator_client import OperatorClient
+    from pdserve.service.tls import ClientTls
 
 T = TypeVar("T")
 
@@ -26,10 +28,22 @@ API_KEY_VARIABLE = "PDSERVE_API_KEY"
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Where clients reach the router."""
     _add_target(parser, DEFAULT_TARGET, "a router")
-    _add_api_key(parser, "the router's, if it asks for one")
+    _add_trust(parser, "the router's, if it asks for one")
 
 
-def _add_api_key(parser: argparse.ArgumentParser, what: str) -> None:
+def _add_trust(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="the router serves TLS, with a certificate of the system's authorities",
+    )
+    for name, metavar, meaning in (
+        ("ca", "F.pem", "the router serves TLS, with a certificate of these authorities"),
+        ("cert", "F.pem", "this client's certificate, where the router asks for one"),
+        ("key", "F.pem", "its key"),
+        ("server-name", "NAME", "that the router's certificate is for, if not the host of --target"),
+    ):
+        parser.add_argument(f"--tls-{name}", default="", metavar=metavar, help=meaning)
     parser.add_argument(
         "--api-key",
         default="",
@@ -66,7 +80,7 @@ def add_operators(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="the cluster's secret (cluster.secret_file); that of `pdserve up` on this machine is found without",
     )
-    _add_api_key(parser, "an admin's, instead of the secret")
+    _add_trust(parser, "an admin's, instead of the secret")
     _add_target(parser, DEFAULT_OPERATORS_TARGET, "a router's address for operators (router.workers_listen)")
 
 
@@ -78,7 +92,7 @@ def open_client(arguments: argparse.Namespace) -> Client:
     targets = _targets(arguments)
     from pdserve.client import Client
 
-    return Client(targets, api_key=_api_key(arguments))
+    return Client(targets, api_key=_api_key(arguments), tls=_tls(arguments))
 
 
 def ask_operators(
@@ -95,7 +109,7 @@ def ask_operators(
     from pdserve.operator_client import OperatorClient
 
     async def run() -> T:
-        async with OperatorClient(targets, secret=secret, api_key=api_key) as operator:
+        async with OperatorClient(targets, secret=secret, api_key=api_key, tls=_tls(arguments)) as operator:
             return await ask(operator)
 
     return asyncio.run(run())
@@ -113,6 +127,24 @@ def _local_secret_of(targets: Sequence[str]) -> str:
 
 def _api_key(arguments: argparse.Namespace) -> str:
     return str(arguments.api_key or os.environ.get(API_KEY_VARIABLE, "")).strip()
+
+
+def _tls(arguments: argparse.Namespace) -> ClientTls | None:
+    """Raises ConfigError for flags without TLS, and files that can't be read."""
+    from pdserve.service.tls import ClientTls
+
+    made = ClientTls(
+        ca=arguments.tls_ca,
+        cert=arguments.tls_cert,
+        key=arguments.tls_key,
+        server_name=arguments.tls_server_name,
+    )
+    if not arguments.tls and not arguments.tls_ca:
+        if made != ClientTls():
+            raise ConfigError("--tls-cert, --tls-key and --tls-server-name need --tls or --tls-ca")
+        return None
+    made.credentials()
+    return made
 
 
 def _targets(arguments: argparse.Namespace) -> list[str]:

@@ -35,6 +35,7 @@ from pdserve.service.loop_stack import LoopStack
 from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.service.secret import read_secret
+from pdserve.service.tls import worker_tls
 from pdserve.structure import Structure
 from pdserve.worker.background import ThreadBackground
 from pdserve.worker.driver import EventWaiter, LoopInbox, OnDeath, ThreadDriver
@@ -181,6 +182,7 @@ def _make_dialer(
         connect_s=timeouts.link_s,
         max_message_bytes=setup.config.router.max_message_bytes,
         secret=setup.secret,
+        tls=worker_tls(setup.config.tls),
         random=random,
         tasks=tasks,
         count_unknown=metrics.count_unknown,

@@ -19,6 +19,7 @@ from pdserve.errors import InvalidRequest
 from pdserve.fields import plain_id, setting
 from pdserve.service.address import file_of, split_address
 from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of, shown
+from pdserve.service.tls_config import TlsConfig
 from pdserve.wire_version import WIRE_VERSION
 
 # Variables with our prefix that name no key: they are read by the model store before a configuration
@@ -317,6 +318,9 @@ class MetricsConfig:
         check_fields("metrics", self)
 
 
+_NO_TLS = TlsConfig()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Everything; the same file fits every process of a cluster."""
@@ -328,6 +332,7 @@ class Config:
     transport: TransportConfig = TransportConfig()
     cluster: ClusterConfig = ClusterConfig()
     children: ChildrenConfig = ChildrenConfig()
+    tls: TlsConfig = _NO_TLS
     log: LogConfig = LogConfig()
     metrics: MetricsConfig = MetricsConfig()
 

@@ -9,6 +9,7 @@ from pdserve.service.config import Config, RouterConfig
 from pdserve.service.settings import ConfigError
 
 _LOOPBACK = "127.0.0.1"
+_SET_KEYS = "set router.keys_file, tls.cert_file and tls.key_file"
 _SET_SECRET = "set cluster.secret_file"
 
 
@@ -30,9 +31,10 @@ def check_router(config: Config, *, has_secret: bool) -> list[str]:
 
     Raises ConfigError if there are any and `cluster.insecure` isn't set.
     """
+    has_keys, has_tls = bool(config.router.keys_file), bool(config.tls.cert_file)
     return _check(
         config,
-        _Listener("router.listen", config.router.listen, False, "clients can't prove who they are yet"),
+        _Listener("router.listen", config.router.listen, has_keys and has_tls, _SET_KEYS),
         _Listener("router.workers_listen", workers_listen(config.router), has_secret, _SET_SECRET),
     )
 

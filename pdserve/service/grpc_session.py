@@ -27,6 +27,8 @@ from pdserve.service.outbox import DEFAULT_LIMIT
 from pdserve.service.peer_proof import RouterGuard, WorkerProof
 from pdserve.service.proven_call import open_proven
 from pdserve.service.rpc import open_channel
+from pdserve.service.settings import ConfigError
+from pdserve.service.tls import ClientTls
 from pdserve.session import Session
 
 log = structlog.get_logger()
@@ -109,6 +111,7 @@ class GrpcDialer:
         connect_s: float,
         max_message_bytes: int,
         secret: bytes | None,
+        tls: ClientTls | None = None,
         random: Random,
         tasks: asyncio.TaskGroup,
         count_unknown: CountUnknown,
@@ -120,6 +123,7 @@ class GrpcDialer:
         self._connect_s = connect_s
         self._max_message_bytes = max_message_bytes
         self._secret = secret
+        self._tls = tls
         self._random = random
         self._tasks = tasks
         self._outbox_limit = outbox_limit
@@ -128,9 +132,15 @@ class GrpcDialer:
     async def dial(self, address: str) -> Session[Up, Down]:
         """Open a session. Raises WorkerLost if nobody answers there; Unauthenticated or Incompatible, which an
         operator must see to, if the router refuses."""
-        channel = open_channel(
-            address, keepalive_s=self._keepalive_s, max_message_bytes=self._max_message_bytes
-        )
+        try:
+            channel = open_channel(
+                address,
+                keepalive_s=self._keepalive_s,
+                max_message_bytes=self._max_message_bytes,
+                tls=self._tls,
+            )
+        except ConfigError as error:  # a certificate is just being replaced
+            raise _not_opened(error, address) from error
         try:
             call = await self._call(channel, address)
         except BaseException as error:

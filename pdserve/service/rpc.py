@@ -14,6 +14,7 @@ from pdserve.ids import Random
 from pdserve.service.address import join_address, split_address
 from pdserve.service.rpc_errors import ErrorInterceptor
 from pdserve.service.settings import ConfigError
+from pdserve.service.tls import ClientTls
 
 INFERENCE = "pdserve.rpc.v1.Inference"
 WORKERS = "pdserve.rpc.v1.Workers"
@@ -75,15 +76,24 @@ def make_server(
     return grpc.aio.server(interceptors=[ErrorInterceptor(random), *gates], options=options)
 
 
-def bind(server: grpc.aio.Server, address: str, key: str = "router.listen") -> str:
+def bind(
+    server: grpc.aio.Server,
+    address: str,
+    key: str = "router.listen",
+    credentials: grpc.ServerCredentials | None = None,
+) -> str:
     """Listen on HOST:PORT (0 = a free port); returns the address with its real port.
 
-    key  the setting that a refusal names
+    key          the setting that a refusal names
+    credentials  of TLS; None = without
     Raises ConfigError.
     """
     host, _ = split_address(address)
     try:
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise ConfigError(
             f"{key}: can't listen on {address}: in use, or not an address of this host"
@@ -91,8 +101,13 @@ def bind(server: grpc.aio.Server, address: str, key: str = "router.listen") -> s
     return join_address(host, port)
 
 
-def open_channel(target: str, *, keepalive_s: float, max_message_bytes: int = -1) -> grpc.aio.Channel:
-    """A channel with a connection of its own; connects on the first call, again after at most 1 s."""
+def open_channel(
+    target: str, *, keepalive_s: float, max_message_bytes: int = -1, tls: ClientTls | None = None
+) -> grpc.aio.Channel:
+    """A channel with a connection of its own; connects on the first call, again after at most 1 s.
+
+    tls  None = without. Raises ConfigError for its files.
+    """
     options: list[tuple[str, Any]] = [
         *keepalive_options(keepalive_s),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -103,7 +118,9 @@ def open_channel(target: str, *, keepalive_s: float, max_message_bytes: int = -1
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.enable_http_proxy", 0),
     ]
-    return grpc.aio.insecure_channel(target, options=options)
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, tls.credentials(), options=[*options, *tls.options()])
 
 
 class Health:

@@ -11,6 +11,7 @@ from pdserve.errors import InvalidRequest
 from pdserve.request import Resume
 from pdserve.service.rpc import open_channel
 from pdserve.service.rpc_errors import ServerLost, error_of
+from pdserve.service.tls import ClientTls
 
 T = TypeVar("T")
 
@@ -26,13 +27,21 @@ class Targets:
 
     addresses  HOST:PORT, or several of them
     api_key    said with each call, if the routers ask for one
+    tls        None = without
     """
 
-    def __init__(self, addresses: str | Sequence[str], keepalive_s: float, api_key: str = "") -> None:
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        keepalive_s: float,
+        api_key: str = "",
+        tls: ClientTls | None = None,
+    ) -> None:
         self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         if not self._addresses:
             raise ValueError("a client needs at least one target")
         self._keepalive_s = keepalive_s
+        self._tls = tls
         self.metadata: tuple[tuple[str, str], ...] = ()
         if api_key:
             if not api_key.isascii() or not api_key.isprintable():
@@ -57,7 +66,9 @@ class Targets:
         """The connection to one; made when it is first asked for."""
         channel = self._channels.get(target)
         if channel is None:
-            channel = self._channels[target] = open_channel(target, keepalive_s=self._keepalive_s)
+            channel = self._channels[target] = open_channel(
+                target, keepalive_s=self._keepalive_s, tls=self._tls
+            )
         return channel
 
     async def ask(self, call: Callable[[str], Awaitable[T]]) -> T:

@@ -45,6 +45,9 @@ def test_there_is_no_port_after_the_last() -> None:
     [
         ({}, False, ""),
         ({"router.listen": "0.0.0.0:1"}, True, "router.listen"),
+        ({"router.listen": "0.0.0.0:1", "router.keys_file": "k"}, True, "router.listen"),
+        ({"router.listen": "0.0.0.0:1", "tls.cert_file": "c"}, True, "router.listen"),
+        ({"router.listen": "0.0.0.0:1", "tls.cert_file": "c", "router.keys_file": "k"}, False, ""),
         ({"router.workers_listen": "10.0.0.7:1"}, False, "router.workers_listen"),
         ({"router.workers_listen": "10.0.0.7:1"}, True, ""),
     ],

@@ -1,0 +1,30 @@
+"""The settings of TLS, a table of the configuration (config.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.fields import setting
+from pdserve.service.settings import check_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """Certificates, in PEM files; of gRPC only, links are not encrypted."""
+
+    cert_file: str = setting(
+        "",
+        "certificate of this process, with its chain; of a router, with which it serves TLS at both addresses",
+    )
+    key_file: str = setting("", "its key")
+    ca_file: str = setting(
+        "",
+        "authorities of the cluster: workers believe routers, and routers workers and operators, of these only",
+    )
+    client_ca_file: str = setting("", "authorities of clients; if set, these must show a certificate")
+    server_name: str = setting(
+        "", "name in the routers' certificates, which workers check; empty = the address that they dial"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields("tls", self)

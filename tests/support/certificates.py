@@ -1,0 +1,53 @@
+"""Certificates made at test time with the openssl command: authorities, and what they sign."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="the openssl command makes the certificates, and isn't here"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A certificate and its key, in PEM files."""
+
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates for names."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self.cert, self._key = folder / f"{name}.pem", folder / f"{name}.key"
+        _openssl(
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-days", "2", "-subj", f"/CN={name}", "-keyout", str(self._key), "-out", str(self.cert)),
+        )
+
+    def sign(self, name: str, file: str = "") -> Signed:
+        """For a DNS name. file: of the certificate, if not as the name."""
+        made = Signed(self._folder / f"{file or name}.pem", self._folder / f"{file or name}.key")
+        request, extra = self._folder / "request", self._folder / "extra"
+        _openssl(
+            *("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-subj", f"/CN={name}", "-keyout", str(made.key), "-out", str(request)),
+        )
+        extra.write_text(f"subjectAltName=DNS:{name}\n")
+        _openssl(
+            *("x509", "-req", "-in", str(request), "-CA", str(self.cert), "-CAkey", str(self._key)),
+            *("-CAcreateserial", "-days", "2", "-extfile", str(extra), "-out", str(made.cert)),
+        )
+        return made
+
+
+def _openssl(*words: str) -> None:
+    subprocess.run(("openssl", *words), check=True, capture_output=True, timeout=60)
