@@ -11,6 +11,7 @@ from typing import Any
 
 from pdserve.errors import Incompatible
 from pdserve.modelstore.expected_tensors import check_tensors, has_own_head
+from pdserve.modelstore.families import Sizes
 from pdserve.modelstore.stored_tensors import read_tensors
 from pdserve.modelstore.text_config import text_config, text_tensors
 
@@ -60,10 +61,7 @@ def read_facts(folder: Path) -> ModelFacts:
     config = text_config(whole)
     tensors = text_tensors(str((config.get("architectures") or ["?"])[0]), read_tensors(folder))
     check_tensors(config, {name: tensor.shape for name, tensor in tensors.items()}, str(folder))
-    hidden_size, num_heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")
-    num_kv_heads = _count(config, "num_key_value_heads") or num_heads
-    head_dim = _count(config, "head_dim") or hidden_size // num_heads
-    num_layers = _need(config, "num_hidden_layers")
+    sizes = Sizes(config)
     types = Counter(tensor.type for tensor in tensors.values())
     stored_bytes: Counter[str] = Counter()
     for tensor in tensors.values():
@@ -75,28 +73,20 @@ def read_facts(folder: Path) -> ModelFacts:
         weights_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
         dtype=stored_bytes.most_common(1)[0][0] if stored_bytes else "?",
         tensor_types=dict(types.most_common()),
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_layers=sizes.num_layers,
+        hidden_size=sizes.hidden,
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
         num_experts=_count(config, "num_local_experts") or _count(config, "num_experts"),
-        vocab_size=_need(config, "vocab_size"),
-        window_tokens=_need(config, "max_position_embeddings"),
+        vocab_size=sizes.need("vocab_size"),
+        window_tokens=sizes.need("max_position_embeddings"),
         sliding_window=_count(config, "sliding_window") if has_window else 0,
         tied_embeddings=not has_own_head(config, tensors),
         kv_bytes_per_token={
-            dtype: num_layers * 2 * num_kv_heads * head_dim * size
-            for dtype, size in _CACHE_VALUE_BYTES.items()
+            dtype: sizes.num_layers * 2 * sizes.keys * size for dtype, size in _CACHE_VALUE_BYTES.items()
         },
     )
-
-
-def _need(config: dict[str, Any], key: str) -> int:
-    value = _count(config, key)
-    if not value:
-        raise Incompatible("config.json lacks a positive whole number", key=key, got=config.get(key))
-    return value
 
 
 def _count(config: dict[str, Any], key: str) -> int:
