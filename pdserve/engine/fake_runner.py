@@ -16,7 +16,7 @@ import xxhash
 
 from pdserve.engine import fake_rule
 from pdserve.engine.layout import KvLayout
-from pdserve.engine.port import ModelCard, Row, RowOutput, ScoreSpec, nothing_left
+from pdserve.engine.port import ModelCard, Row, RowOutput, ScoreSpec, misfit, nothing_left
 from pdserve.errors import RowFailed
 from pdserve.kv_memory import HostMemory, KvMemory
 from pdserve.sampling import TokenLogprobs
@@ -124,15 +124,9 @@ class FakeRunner:
 
     def _error(self, row: Row) -> RowFailed | None:
         """What is wrong with a row: an index that fits nowhere, or an injected fault."""
-        num_blocks = self._layout.blocks_for(row.start + len(row.token_ids))
-        if not row.token_ids or row.start < 0 or len(row.block_table) < num_blocks:
-            return RowFailed(
-                "a row without room", start=row.start, tokens=len(row.token_ids), blocks=num_blocks
-            )
-        if min(row.block_table) < 0 or max(row.block_table) >= self._layout.num_blocks:
-            return RowFailed("a block id outside the pool", num_blocks=self._layout.num_blocks)
-        if min(row.token_ids) < 0 or max(row.token_ids) >= self._card.vocab_size:
-            return RowFailed("a token id outside the vocabulary", vocab_size=self._card.vocab_size)
+        error = misfit(row, self._card, self._layout)
+        if error is not None:
+            return error
         if self._faults.row_token_ids and not self._faults.row_token_ids.isdisjoint(row.token_ids):
             return RowFailed("injected row fault", start=row.start)
         return None

@@ -108,6 +108,21 @@ def nothing_left(spec: SampleSpec) -> RowFailed:
     )
 
 
+def misfit(row: Row, card: ModelCard, layout: KvLayout) -> RowFailed | None:
+    """What is wrong with a row that names a token or block that isn't there, or too few blocks."""
+    if not row.token_ids:
+        return RowFailed("a row without tokens")
+    if min(row.token_ids) < 0 or max(row.token_ids) >= card.vocab_size:
+        return RowFailed("a token id outside the vocabulary", vocab_size=card.vocab_size)
+    need = layout.blocks_for(row.start + len(row.token_ids))
+    if row.start < 0 or len(row.block_table) < need:
+        return RowFailed("a block table too short for its positions", want=need, got=len(row.block_table))
+    table = row.block_table[:need]
+    if min(table) < 0 or max(table) >= layout.num_blocks:
+        return RowFailed("a block id outside the pool", num_blocks=layout.num_blocks)
+    return None
+
+
 class Runner(Protocol):
     """Engine owner's thread only, but for `pool`, which the transfer owner reads and writes block by block."""
 

@@ -21,7 +21,7 @@ from pdserve.engine.model_config import read_json
 from pdserve.engine.models import MODELS
 from pdserve.engine.models.decoder import Decoder, StepInputs
 from pdserve.engine.numerics import Precision, choose_precision, describe
-from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec
+from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, misfit
 from pdserve.engine.row_proof import PROVEN_ROWS, prove
 from pdserve.engine.row_tiles import RowTiles
 from pdserve.engine.sampler import sample
@@ -163,7 +163,7 @@ class TorchRunner:
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
         """See `Runner.run`. A row with an id or block out of range fails alone, before anything is computed."""
-        outputs = [RowOutput(error=self._check(row)) for row in rows]
+        outputs = [RowOutput(error=misfit(row, self._card, self._layout)) for row in rows]
         sound = [index for index, output in enumerate(outputs) if output.error is None]
         if not sound:
             return outputs
@@ -263,19 +263,6 @@ class TorchRunner:
                 if span.end % size and span.end // size * size >= span.start
             ]
         )
-
-    def _check(self, row: Row) -> RowFailed | None:
-        if not row.token_ids:
-            return RowFailed("a row without tokens")
-        if min(row.token_ids) < 0 or max(row.token_ids) >= self._card.vocab_size:
-            return RowFailed("a token id outside the vocabulary", vocab_size=self._card.vocab_size)
-        need = self._layout.blocks_for(row.start + len(row.token_ids))
-        if row.start < 0 or len(row.block_table) < need:
-            return RowFailed("a block table too short for its positions", want=need, got=len(row.block_table))
-        table = row.block_table[:need]
-        if min(table) < 0 or max(table) >= self._layout.num_blocks:
-            return RowFailed("a block id outside the pool", num_blocks=self._layout.num_blocks)
-        return None
 
 
 def _with_scores(output: RowOutput, scores: tuple[TokenLogprobs, ...]) -> RowOutput:
