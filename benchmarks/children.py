@@ -6,6 +6,7 @@ Start, proofs of small structures, the next proof after a kill, and memory.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -15,32 +16,27 @@ from statistics import quantiles
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from pdserve.children.prover import ChildProver
-from pdserve.children.server_process import ServerProcess
+from pdserve.children.children import Children
+from pdserve.children.frames import RenderChat
+from pdserve.children.render import render_chat
 from pdserve.clock import SystemClock
-from pdserve.errors import InvalidRequest
 from pdserve.structure import Structure
+from pdserve.tokenizer import Tokenizer
 
 NUM_ROUNDS = 200
 
 
 async def measure() -> None:
     """Print a table."""
-    clock, registry = SystemClock(), CollectorRegistry()
-    server = ServerProcess(clock, os.environ)
+    clock = SystemClock()
     begun_s = clock.now_s()
     async with (
         asyncio.TaskGroup() as tasks,
-        ChildProver(
-            server,
-            registry,
-            tasks.create_task,
-            clock,
-            memory_bytes=256 << 20,
-            limit_s=2.0,
-            too_slow=lambda structure: InvalidRequest("too slow"),
-        ) as prover,
+        Children(
+            CollectorRegistry(), tasks.create_task, clock, os.environ, memory_bytes=256 << 20
+        ) as children,
     ):
+        server, prover, renderer = children.server, children.prover(2.0), children.renderer(5.0)
         await prover.prove(Structure.regex("first"))
         print(f"start, and the first proof: {(clock.now_s() - begun_s) * 1000:.0f} ms")
         number = 0
@@ -57,6 +53,19 @@ async def measure() -> None:
 
         await _rounds("a proof of a regex", prove, clock)
         await _rounds("the same, all children just killed", prove_after_kill, clock)
+        for num_messages in (1, 20, 2000):
+            chat = {"messages": [{"role": "user", "content": "How are you today? " * 5}] * num_messages}
+            template = Tokenizer.fake().chat_templates["default"]
+            job = RenderChat(template, {}, json.dumps(chat))
+
+            async def render(job: RenderChat = job) -> None:
+                await renderer.render(job)
+
+            async def render_here(job: RenderChat = job) -> None:
+                render_chat(job)
+
+            await _rounds(f"a chat of {num_messages}, in a child", render, clock)
+            await _rounds(f"a chat of {num_messages}, here", render_here, clock)
         await prove()
         for name, pid in (("fork server", server.pid), *(("child", pid) for pid in _children_of(server.pid))):
             print(f"{name}: {_kib(pid, 'Rss:') >> 10} MiB, {_kib(pid, 'Pss:') >> 10} of its own share")

@@ -1,7 +1,7 @@
-"""A model's chat template: Jinja in a sandbox, with the names that templates expect, and with limits.
+"""A model's chat template: Jinja in a sandbox, with the names that templates expect.
 
-Templates come with model folders and are not trusted: they see plain data only, and all that they do is counted
-(template_limits.py), so that no template runs for ever or fills the memory.
+Templates come with model folders and are not trusted: they see plain data only. What they may take of time and memory
+is limited by the process that they run in (pdserve/children/renderer.py).
 """
 
 from __future__ import annotations
@@ -15,25 +15,12 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pdserve.chat_forms import ArgumentForm, with_reasoning_names
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest
-from pdserve.template_limits import (
-    BUDGET,
-    MAX_TEXT_CHARS,
-    STR_METHODS,
-    Budget,
-    OverLimit,
-    bounded,
-    bounded_filter,
-    check_call,
-    check_length,
-    check_operator,
-    text_of,
-)
 
 MAX_DEPTH = 100  # of lists and objects inside messages and tools
 _CONTINUE_MARK = (
@@ -52,10 +39,8 @@ class ChatTemplate:
         self._arguments = ArgumentForm(self._render_plainly)
         environment = _environment(clock)
         try:
-            tree = environment.parse(source)
-            _count_turns(tree, environment)
-            self._template = environment.from_string(tree)
-        except (jinja2.TemplateError, RecursionError) as error:
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             self._broken = _one_line(error)
 
     def render(
@@ -71,7 +56,7 @@ class ChatTemplate:
 
         messages   each with `role` and what the template reads of `content`, …
         variables  what else the template may read, e.g. enable_thinking
-        Raises InvalidRequest for messages that the template refuses, and for templates that break or exceed the limits.
+        Raises InvalidRequest for messages that the template refuses, and for templates that break.
         """
         if self._broken is not None:
             raise InvalidRequest("the model's chat template doesn't compile", why=self._broken)
@@ -103,20 +88,8 @@ class ChatTemplate:
         )
 
     def _render(self, variables: dict[str, Any]) -> str:
-        pieces: list[str] = []
-        num_chars = 0
         try:
-            for piece in self._template.generate(
-                {**self._special_tokens, **variables, BUDGET: Budget(self._clock)}
-            ):
-                pieces.append(piece)
-                num_chars += len(piece)
-                if num_chars > MAX_TEXT_CHARS:
-                    raise OverLimit("text", MAX_TEXT_CHARS)
-        except OverLimit as error:
-            raise InvalidRequest(
-                f"the chat template exceeded a limit: too much {error.what}", limit=error.limit
-            ) from error
+            return self._template.render({**self._special_tokens, **variables})
         except jinja2.exceptions.SecurityError as error:
             raise InvalidRequest(
                 "the chat template needs what the sandbox forbids", why=_one_line(error)
@@ -129,26 +102,8 @@ class ChatTemplate:
             AttributeError,
             ArithmeticError,
             RecursionError,
-            MemoryError,
         ) as error:
             raise InvalidRequest("the chat template refused the messages", why=_one_line(error)) from error
-        return "".join(pieces)
-
-
-class _Turns(Extension):
-    """What the compiled template calls in between: at each turn of a loop and macro, for `~`, for new lists."""
-
-    def turn(self, context: Context, fixed_chars: int) -> str:
-        Budget.of(context).turn(fixed_chars)
-        return ""
-
-    def joined(self, parts: list[Any]) -> str:
-        texts = [text_of(part) for part in parts]
-        check_length(sum(map(len, texts)))
-        return "".join(texts)
-
-    def made(self, value: Any) -> Any:
-        return bounded(value)
 
 
 class _Generation(Extension):
@@ -166,26 +121,9 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with bounded strings."""
-
-    intercepted_binops = frozenset(("*", "+", "**", "%"))
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str):
-            return attr in STR_METHODS
-        # bytes, and numbers' way to them, can do all that texts may not
-        return not isinstance(obj, bytes | int | float) and super().is_safe_attribute(obj, attr, value)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        check_operator(operator, left, right)
-        return bounded(super().call_binop(context, operator, left, right))
-
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
         # Jinja's own would read as an empty text; what a template needs and doesn't get must be told.
         raise jinja2.exceptions.SecurityError(f"attribute {attribute!r} of {type(obj).__name__!r}")
-
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return bounded(super().call(context, obj, *check_call(obj, args, kwargs), **kwargs))
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -217,14 +155,8 @@ class _Dict:
 
 
 def _environment(clock: Clock) -> _Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Turns, _Generation, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
-    for name, function in environment.filters.items():
-        environment.filters[name] = bounded_filter(name, function)
-    environment.finalize = _written
-    del environment.globals["lipsum"]  # a text of any length
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.fromtimestamp(clock.wall_ns() / 1e9).strftime(
         form
@@ -232,59 +164,6 @@ def _environment(clock: Clock) -> _Environment:
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
     return environment
-
-
-def _count_turns(tree: nodes.Template, environment: _Environment) -> None:
-    """Put a count at the head of each loop's and macro's body, and measure what is made on the way."""
-    extension = environment.extensions[_Turns.identifier]
-    bodies: list[nodes.For | nodes.Macro | nodes.CallBlock] = [
-        *tree.find_all(nodes.For),
-        *tree.find_all(nodes.Macro),
-        *tree.find_all(nodes.CallBlock),
-    ]
-    for node in bodies:
-        fixed = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
-        count = extension.call_method("turn", [nodes.ContextReference(), nodes.Const(fixed)])
-        node.body.insert(0, nodes.ExprStmt(count).set_lineno(node.lineno))
-    _measure(tree, extension)
-    tree.set_environment(environment)
-
-
-def _measure(node: nodes.Node, extension: Extension) -> None:
-    """Let the extension make what `~` joins, and see the lists and dicts that the template writes out of values."""
-
-    def measured(child: Any) -> Any:
-        if isinstance(child, nodes.Node):
-            _measure(child, extension)
-        if isinstance(child, nodes.Concat):
-            return extension.call_method("joined", [nodes.List(child.nodes)]).set_lineno(child.lineno)
-        is_target = isinstance(child, nodes.Tuple) and child.ctx != "load"
-        if (
-            isinstance(child, nodes.List | nodes.Tuple | nodes.Dict)
-            and not is_target
-            and not _is_constant(child)
-        ):
-            return extension.call_method("made", [child]).set_lineno(child.lineno)
-        return child
-
-    for name, value in list(node.iter_fields()):
-        if isinstance(value, list):
-            setattr(node, name, [measured(child) for child in value])
-        else:
-            setattr(node, name, measured(value))
-
-
-def _is_constant(node: nodes.Expr) -> bool:
-    try:
-        node.as_const()
-    except nodes.Impossible:
-        return False
-    return True
-
-
-@jinja2.pass_context
-def _written(context: Context, value: Any) -> str:
-    return Budget.of(context).written(value)
 
 
 def _mark(message: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -56,9 +56,7 @@ class Tokenizer:
         self.highest_token_id = max([plain_size - 1, *added])
         self.eos_token_ids = eos_token_ids(self.files, self._backend)
         self.chat_templates = template_sources(self.files)
-        self._templates = {
-            name: ChatTemplate(source, self._named, clock) for name, source in self.chat_templates.items()
-        }
+        self._clock = clock
 
     @classmethod
     def load(cls, folder: Path, clock: Clock | None = None) -> Self:
@@ -84,7 +82,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether chats can be rendered."""
-        return bool(self._templates)
+        return bool(self.chat_templates)
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -156,76 +154,64 @@ class Tokenizer:
             return None
         return None if shrinks is None else longest * shrinks
 
+    def chat_template(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The source of the template for a chat with these tools. Raises InvalidRequest if there is none."""
+        if not self.chat_templates:
+            raise InvalidRequest("this model has no chat template: send text or token ids")
+        name = "tool_use" if tools and "tool_use" in self.chat_templates else "default"
+        source = self.chat_templates.get(name)
+        if source is None:
+            raise InvalidRequest(
+                "this model has no default chat template", templates=", ".join(self.chat_templates)
+            )
+        return source
+
+    def mark_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
+        """A chat whose users and tools write only text, whatever it looks like; and the mark for `encode_rendered`.
+
+        Raises InvalidRequest for messages that hold more than JSON.
+        """
+        return self._special_text.mark(plain_messages(messages))
+
+    def encode_rendered(self, text: str, mark: str = "", *, keep: int | None = None) -> Steps[list[int]]:
+        """Ids of what a template has written, in steps. It writes special tokens itself, so none are put around.
+
+        mark  of `mark_chat`; "" = special tokens count, whoever wrote them
+        keep  only the last so many ids
+        """
+        if not mark:
+            return (yield from self.encode_steps(text, add_special_tokens=False, keep=keep))
+        ids = yield from self._special_text.encode(text, mark, self._pieces)
+        return ids if keep is None else ids[-keep:]
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
+        **how: Any,
     ) -> str:
-        """The prompt text of a chat by the model's own template. Raises InvalidRequest saying what is wrong."""
-        if not self._templates:
-            raise InvalidRequest("this model has no chat template: send text or token ids")
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        template = self._templates.get(name)
-        if template is None:
-            raise InvalidRequest(
-                "this model has no default chat template", templates=", ".join(self._templates)
-            )
-        return template.render(
-            messages,
-            tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=variables,
-        )
+        """The prompt text of a chat by the model's own template, as `ChatTemplate.render` writes it.
+
+        Here, without limits: a router has it done by a child (pdserve/children/renderer.py).
+        Raises InvalidRequest saying what is wrong.
+        """
+        template = ChatTemplate(self.chat_template(tools), self._named, self._clock)
+        return template.render(messages, tools, **how)
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        parse_special_tokens: bool = False,
         **how: Any,
     ) -> list[int]:
-        """As `encode_chat_steps`, at once."""
-        return finish(self.encode_chat_steps(messages, tools, **how))
-
-    def encode_chat_steps(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
-        parse_special_tokens: bool = False,
-        check_text: Callable[[str], None] = lambda text: None,
-        keep: int | None = None,
-    ) -> Steps[list[int]]:
-        """Ids of a chat. The template writes the special tokens itself, so none are put around.
+        """Ids of a chat, rendered as by `render_chat`.
 
         parse_special_tokens  those that a user or a tool has written count as well; else they are text
-        check_text            called with what the template has written, before it is read
-        keep                  only the last so many ids
         """
-        mark = ""
-        if not parse_special_tokens:
-            messages, mark = self._special_text.mark(plain_messages(messages))
-            yield
-        text = self.render_chat(
-            messages,
-            tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=variables,
-        )
-        check_text(text)
-        yield
-        if not mark:
-            return (yield from self.encode_steps(text, add_special_tokens=False, keep=keep))
-        ids = yield from self._special_text.encode(text, mark, self._pieces)
-        return ids if keep is None else ids[-keep:]
+        marked, mark = (messages, "") if parse_special_tokens else self.mark_chat(messages)
+        return finish(self.encode_rendered(self.render_chat(marked, tools, **how), mark))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids, all at once; ids outside the vocabulary give no text."""

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from pdserve.chat import check_chat
 from pdserve.children.prover import InlineProver, Prover
+from pdserve.children.renderer import ChatRenderer, InlineRenderer
 from pdserve.clock import Clock
 from pdserve.errors import (
     Incompatible,
@@ -68,7 +69,7 @@ class RouterApp:
     tokenizer   of router.model, for good; None = the first worker sends it
     work        where tokenizing runs: ThreadWork, or InlineWork under virtual time
     structure_work  where structures are compiled: as `work` if there is none of its own
-    prover      tells beforehand whether they compile within limits; None: nobody is hostile
+    prover, renderer  try structures and write chats within limits; None: nobody is hostile
     keys        who may ask, by id; None = everybody
     on_serving  called when requests become, or cease to be, servable: a pair, or a worker alone, is usable, and the
                 tokenizer is there
@@ -83,6 +84,7 @@ class RouterApp:
         work: Work,
         structure_work: Work | None = None,
         prover: Prover | None = None,
+        renderer: ChatRenderer | None = None,
         router_id: str = "",
         tokenizer: Tokenizer | None = None,
         registry: CollectorRegistry | None = None,
@@ -95,7 +97,7 @@ class RouterApp:
         self.callers = Callers(keys, clock, self.metrics.tenants.limited, shares_cache=shares_cache)
         self.fleet = Fleet(config.router, config.timeouts, clock, self.metrics)
         self.turns = Turns(work, clock, self.metrics, config.router.max_reading_bytes)
-        self.text = ModelText(work, self.turns, tokenizer)
+        self.text = ModelText(work, self.turns, renderer or InlineRenderer(), tokenizer)
         self._config = config
         self._wire = announced(config.cluster.wire_minor)
         self._clock = clock

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
 
 from pdserve.chat import read_chat
+from pdserve.children.frames import RenderChat
+from pdserve.children.renderer import ChatRenderer
 from pdserve.errors import Incompatible, InvalidRequest, NoWorker, too_large
 from pdserve.messages import Hello, TokenizerFile
 from pdserve.request import Chat, Limits
@@ -26,14 +30,18 @@ class ModelText:
 
     work       where a tokenizer's files are read
     turns      where requests' texts are
+    renderer   writes chats by the model's template
     tokenizer  given at start: then workers with another one aren't taken in; or None: the first worker sends its files
     prepare    awaited with one that a worker has sent, before anybody gets it
     on_loaded  called when anybody gets it from now on
     """
 
-    def __init__(self, work: Work, turns: Turns, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, work: Work, turns: Turns, renderer: ChatRenderer, tokenizer: Tokenizer | None = None
+    ) -> None:
         self._work = work
         self._turns = turns
+        self._renderer = renderer
         self._tokenizer = tokenizer
         self._fingerprint = tokenizer.fingerprint if tokenizer is not None else ""
         self._is_own = tokenizer is not None
@@ -129,8 +137,11 @@ class ModelText:
             if len(source) <= INLINE_CHARACTERS:
                 return finish(steps)
             return await self._turns.run(steps, user=user, num_bytes=len(source))
-        steps = _encoding_chat(tokenizer, source, limits, keep)
-        return await self._turns.run(steps, user=user, num_bytes=source.num_characters)
+        preparing = _prepared(tokenizer, source, limits, keep)
+        job, mark = await self._turns.run(preparing, user=user, num_bytes=source.num_characters)
+        text = await self._renderer.render(job)
+        encoding = _encoding_rendered(tokenizer, text, mark, limits, keep)
+        return await self._turns.run(encoding, user=user, num_bytes=len(text))
 
     async def bad_word_ids(
         self, tokenizer: Tokenizer, words: Sequence[str], *, user: str
@@ -172,29 +183,36 @@ def _encoding(tokenizer: Tokenizer, text: str, limits: Limits, keep: int | None)
     return tuple((yield from tokenizer.encode_steps(text, keep=keep)))
 
 
-def _encoding_chat(
+def _prepared(
     tokenizer: Tokenizer, chat: Chat, limits: Limits, keep: int | None
-) -> Steps[tuple[int, ...]]:
-    def check_text(text: str) -> None:
-        if keep is None:
-            _check_length("the chat's text", text, tokenizer, limits)
-
+) -> Steps[tuple[RenderChat, str]]:
+    """What a child is to do, and the mark for what it writes."""
     if keep is None:
         for place, message in enumerate(chat.messages):
             _check_length(f"messages[{place}].content", message.content, tokenizer, limits)
     messages, tools, variables = read_chat(chat)
     yield
-    ids = yield from tokenizer.encode_chat_steps(
-        messages,
-        tools,
-        add_generation_prompt=chat.opens_turn,
-        continue_final_message=chat.continue_final_message,
-        variables=variables,
-        parse_special_tokens=chat.parse_special_tokens,
-        check_text=check_text,
-        keep=keep,
-    )
-    return tuple(ids)
+    marked: Sequence[Mapping[str, Any]] = messages
+    mark = ""
+    if not chat.parse_special_tokens:
+        marked, mark = tokenizer.mark_chat(messages)
+        yield
+    asked = {
+        "messages": marked,
+        "tools": tools,
+        "add_generation_prompt": chat.opens_turn,
+        "continue_final_message": chat.continue_final_message,
+        "variables": variables,
+    }
+    return RenderChat(tokenizer.chat_template(tools), tokenizer.special_tokens, json.dumps(asked)), mark
+
+
+def _encoding_rendered(
+    tokenizer: Tokenizer, text: str, mark: str, limits: Limits, keep: int | None
+) -> Steps[tuple[int, ...]]:
+    if keep is None:
+        _check_length("the chat's text", text, tokenizer, limits)
+    return tuple((yield from tokenizer.encode_rendered(text, mark, keep=keep)))
 
 
 def _check_length(name: str, text: str, tokenizer: Tokenizer, limits: Limits) -> None:

@@ -10,10 +10,8 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from pdserve.children.prover import ChildProver
-from pdserve.children.server_process import ServerProcess
+from pdserve.children.children import Children
 from pdserve.clock import SystemClock
-from pdserve.errors import InvalidRequest, PdserveError
 from pdserve.ids import Random, draw_text_id, system_random
 from pdserve.rpc.v1 import admin_pb2_grpc, inference_pb2_grpc, session_pb2_grpc
 from pdserve.service.config import Config
@@ -30,7 +28,6 @@ from pdserve.service.rpc_requests import RequestReader
 from pdserve.service.secret import read_secret
 from pdserve.service.tls import server_credentials
 from pdserve.service.wrong_listener import WrongListener
-from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.admin_door import AdminServicer
 from router.app import RouterApp
@@ -116,14 +113,12 @@ class _Process:
         self._registry = CollectorRegistry()
         self._health_changed = asyncio.Event()
         self._watch = LoopWatch(self._registry, clock, clock.cpu_s, LoopStack(clock))
-        self._prover = ChildProver(
-            ServerProcess(clock, os.environ),
+        self._children = Children(
             self._registry,
             tasks.create_task,
             clock,
+            os.environ,
             memory_bytes=config.children.memory_bytes,
-            limit_s=config.children.compile_s,
-            too_slow=self._too_slow,
         )
         self._app = RouterApp(
             config,
@@ -132,7 +127,8 @@ class _Process:
             router_id=router_id,
             work=work,
             structure_work=structure_work,
-            prover=self._prover,
+            prover=self._children.prover(config.children.compile_s),
+            renderer=self._children.renderer(config.children.render_s),
             tokenizer=tokenizer,
             registry=self._registry,
             on_serving=lambda serving: self._health_changed.set(),
@@ -163,7 +159,7 @@ class _Process:
         metrics_address = await http.start(self._config.metrics.listen)
         self._watch.start()
         try:
-            async with self._prover, self._app:
+            async with self._children, self._app:
                 address, workers_address = self._listen_for_clients(), self._listen_for_workers()
                 await self._for_workers.start()
                 await self._for_clients.start()
@@ -181,12 +177,6 @@ class _Process:
         finally:
             self._watch.stop()
             http.close()
-
-    def _too_slow(self, structure: Structure) -> PdserveError:
-        return InvalidRequest(
-            f"{structure.kind.value} takes longer to compile than children.compile_s",
-            limit_s=self._config.children.compile_s,
-        )
 
     def _listen_for_clients(self) -> str:
         server = self._for_clients

@@ -16,10 +16,12 @@ from pdserve.children.frames import (
     Outcome,
     OutOfMemory,
     ProveStructure,
+    RenderChat,
     frame,
 )
 from pdserve.children.process_limits import limit_cpu, private_bytes
 from pdserve.children.prove import prove_structure
+from pdserve.children.render import render_chat
 from pdserve.errors import PdserveError, to_failure
 
 _orders = msgspec.msgpack.Decoder(JobOrder)
@@ -41,6 +43,8 @@ def _do(job: Job) -> Outcome:
         match job:
             case ProveStructure():
                 return prove_structure(job)
+            case RenderChat():
+                return render_chat(job)
     except MemoryError:
         return OutOfMemory()
     except PdserveError as error:

@@ -12,13 +12,25 @@ LENGTH_BYTES = 4
 
 
 class ProveStructure(msgspec.Struct, frozen=True, tag=True):
-    """Compile it, and follow it a little; kind and texts as those of a `Structure`."""
+    """Compile a structure, and follow it a little; kind and texts are its own."""
 
     kind: str
     texts: tuple[str, ...]
 
 
-Job = ProveStructure
+class RenderChat(msgspec.Struct, frozen=True, tag=True):
+    """Write a conversation by a template.
+
+    special_tokens  that the template may read, by name
+    chat            JSON: what `ChatTemplate.render` takes, by the names of its parameters
+    """
+
+    template: str
+    special_tokens: dict[str, str]
+    chat: str
+
+
+Job = ProveStructure | RenderChat
 
 
 class Proven(msgspec.Struct, frozen=True, tag=True):
@@ -26,6 +38,12 @@ class Proven(msgspec.Struct, frozen=True, tag=True):
 
     cpu_s: float
     num_bytes: int
+
+
+class Rendered(msgspec.Struct, frozen=True, tag=True):
+    """The text of a conversation."""
+
+    text: str
 
 
 class JobRefused(msgspec.Struct, frozen=True, tag=True):
@@ -46,7 +64,7 @@ class Crashed(msgspec.Struct, frozen=True, tag=True):
     words: str
 
 
-Done = Proven
+Done = Proven | Rendered
 Outcome = Done | JobRefused | OutOfMemory | Crashed
 
 

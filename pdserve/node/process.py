@@ -12,8 +12,8 @@ from pathlib import Path
 import structlog
 
 from kv_transfer.transports.stream import StreamNetwork
-from pdserve.children.prover import ChildProver, Prove, prove_in_task
-from pdserve.children.server_process import ServerProcess
+from pdserve.children.children import Children
+from pdserve.children.prover import Prove, prove_in_task
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import PdserveError, WorkerLost
 from pdserve.ids import Epoch, Random, WorkerRef, draw_text_id, system_random
@@ -36,7 +36,6 @@ from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.service.secret import read_secret
 from pdserve.service.tls import worker_tls
-from pdserve.structure import Structure
 from pdserve.worker.background import ThreadBackground
 from pdserve.worker.driver import EventWaiter, LoopInbox, OnDeath, ThreadDriver
 from pdserve.worker.resolver import RouterResolver
@@ -84,8 +83,16 @@ async def run_worker(
         async with (
             StopSignals() as stop,
             asyncio.TaskGroup() as tasks,
-            _make_prover(config, clock, metrics, tasks) as prover,
+            Children(
+                metrics.registry,
+                tasks.create_task,
+                clock,
+                os.environ,
+                memory_bytes=config.children.memory_bytes,
+            ) as children,
         ):
+            prover = children.prover(_COMPILE_LIMITS * config.children.compile_s, _too_slow)
+            prove = prove_in_task(prover, tasks.create_task)
             with make_bar() as bar:
                 inbox = LoopInbox(asyncio.get_running_loop(), health.on_load)
                 progress = LoadProgress(clock, inbox.post, bar)
@@ -105,7 +112,6 @@ async def run_worker(
                 secret=secret,
             )
             dialer = _make_dialer(setup, random, tasks, metrics)
-            prove = prove_in_task(prover, tasks.create_task)
             ports = _real_ports(setup, clock, random, dialer, roles, prove)
             health.worker = worker = Worker(setup, ports, metrics, role)
             draining = tasks.create_task(_drain_when_asked(worker, stop))
@@ -189,24 +195,8 @@ def _make_dialer(
     )
 
 
-def _make_prover(
-    config: Config, clock: Clock, metrics: WorkerMetrics, tasks: asyncio.TaskGroup
-) -> ChildProver:
-    limit_s = _COMPILE_LIMITS * config.children.compile_s
-
-    def too_slow(structure: Structure) -> PdserveError:
-        name = structure.kind.value
-        return WorkerLost(f"{name} takes longer to compile here than 3 * children.compile_s", limit_s=limit_s)
-
-    return ChildProver(
-        ServerProcess(clock, os.environ),
-        metrics.registry,
-        tasks.create_task,
-        clock,
-        memory_bytes=config.children.memory_bytes,
-        limit_s=limit_s,
-        too_slow=too_slow,
-    )
+def _too_slow(kind: str, limit_s: float) -> PdserveError:
+    return WorkerLost(f"{kind} takes longer to compile here than 3 * children.compile_s", limit_s=limit_s)
 
 
 def _real_ports(

@@ -291,7 +291,10 @@ class ChildrenConfig:
         2.0,
         "how long a request's schema, regex or grammar may take to compile; on a worker, three times as long",
     )
-    memory_bytes: int = setting(256 << 20, "what one compile may take", unit="bytes", least=16 << 20)
+    render_s: float = _positive(5.0, "how long a chat's template may take")
+    memory_bytes: int = setting(
+        256 << 20, "what one compile, or one chat, may take", unit="bytes", least=16 << 20
+    )
 
     def __post_init__(self) -> None:
         check_fields("children", self)

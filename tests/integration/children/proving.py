@@ -12,11 +12,13 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from pdserve.children.children import Children
 from pdserve.children.frames import Proven
 from pdserve.children.prover import ChildProver
+from pdserve.children.renderer import ChildRenderer
 from pdserve.children.server_process import ServerProcess
 from pdserve.clock import SystemClock
-from pdserve.errors import InvalidRequest, PdserveError
+from pdserve.errors import PdserveError
 from pdserve.structure import Structure
 from tests.support.waiting import until
 
@@ -47,9 +49,10 @@ def _patterns(count: int) -> Structure:
 
 @dataclass(frozen=True)
 class Bench:
-    """prover: real; server: its fork server; registry: its metrics."""
+    """prover, renderer: real; server: their fork server; registry: its metrics."""
 
     prover: ChildProver
+    renderer: ChildRenderer | None
     server: ServerProcess
     registry: CollectorRegistry
 
@@ -77,22 +80,17 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(*, limit_s: float = ENDLESS_S, memory_bytes: int = MEMORY_BYTES) -> AsyncIterator[Bench]:
-    clock, registry = SystemClock(), CollectorRegistry()
-    server = ServerProcess(clock, os.environ)
-    async with (
-        asyncio.TaskGroup() as tasks,
-        ChildProver(
-            server,
-            registry,
-            tasks.create_task,
-            clock,
-            memory_bytes=memory_bytes,
-            limit_s=limit_s,
-            too_slow=lambda structure: InvalidRequest(f"{structure.kind.value} is slow", limit_s=limit_s),
-        ) as prover,
-    ):
-        yield Bench(prover, server, registry)
+async def bench(
+    *, limit_s: float = ENDLESS_S, memory_bytes: int = MEMORY_BYTES, render_s: float | None = None
+) -> AsyncIterator[Bench]:
+    """render_s: None = no children for chats."""
+    registry = CollectorRegistry()
+    async with asyncio.TaskGroup() as tasks:
+        children = Children(registry, tasks.create_task, SystemClock(), os.environ, memory_bytes=memory_bytes)
+        prover = children.prover(limit_s)
+        renderer = None if render_s is None else children.renderer(render_s)
+        async with children:
+            yield Bench(prover, renderer, children.server, registry)
 
 
 def children_of(pid: int) -> list[int]:

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pdserve.chat import Chat, ChatMessage, chat_from_proto, chat_to_proto, check_chat
+from pdserve.children.renderer import InlineRenderer
 from pdserve.clock import SystemClock
 from pdserve.errors import InvalidRequest
 from pdserve.request import Limits
@@ -35,7 +36,7 @@ async def encoded(tokenizer: Tokenizer, chat: Chat) -> tuple[int, ...]:
     """By a router's way."""
     work = InlineWork()
     turns = Turns(work, SystemClock(), RouterMetrics(CollectorRegistry()), 1 << 20)
-    return await ModelText(work, turns).encode(tokenizer, chat, Limits(), user="")
+    return await ModelText(work, turns, InlineRenderer()).encode(tokenizer, chat, Limits(), user="")
 
 
 async def rendered(chat: Chat) -> tuple[list[dict[str, Any]], str]:
