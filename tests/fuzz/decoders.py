@@ -19,6 +19,8 @@ from google.protobuf.message import DecodeError, Message
 from kv_transfer.frames import Kind
 from kv_transfer.framing import HEADER_BYTES, enveloped, parse_body, parse_header, unknown_in
 from pdserve.chat import chat_from_proto, check_chat, read_chat
+from pdserve.chat_template import ChatTemplate
+from pdserve.clock import SystemClock
 from pdserve.engine.config_reader import load_config
 from pdserve.engine.models import MODELS
 from pdserve.errors import PdserveError
@@ -114,8 +116,9 @@ def _structure(data: bytes) -> None:
 
 
 def _template(data: bytes) -> None:
-    """Only read, not rendered: rendering is a child's work, with limits."""
-    Tokenizer.from_files({"tokenizer.json": _sound_tokenizer(), "chat_template.jinja": data})
+    """Compiled, not rendered: what that may take is limited by the child that does both."""
+    files = {"tokenizer.json": _sound_tokenizer(), "chat_template.jinja": data}
+    ChatTemplate(Tokenizer.from_files(files).chat_template(), {}, SystemClock())
 
 
 def _traceparent(data: bytes) -> None:
