@@ -92,10 +92,12 @@ class RouterMetrics:
             "pdserve_requests_too_large", "Requests refused unread, by what of them was too large.", "what"
         )
         self.reading_bytes = gauge(
-            "pdserve_reading_bytes", "Of requests that are parsed, rendered or tokenized, or wait for it."
+            "pdserve_reading_bytes",
+            "Bytes of requests that are parsed, rendered or tokenized, or wait for it.",
         )
         self.reading_refused = counter(
-            "pdserve_reading_refused", "Refused as more would be read at once than router.max_reading_bytes."
+            "pdserve_reading_refused",
+            "Requests refused as more would be read at once than router.max_reading_bytes.",
         )
         self.estimate_error_s = histogram(
             "pdserve_placement_error_seconds",

@@ -42,7 +42,7 @@ class LoopWatch:
         )
         self._held_s = Histogram(
             "pdserve_loop_held_seconds",
-            "Of that, what the process itself was computing; the rest is the machine's.",
+            "What the process itself was computing while a timer of its loop was late.",
             registry=registry,
             buckets=_BUCKETS_S,
         )
