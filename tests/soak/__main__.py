@@ -2,7 +2,8 @@
 
 Two routers and six workers, real processes with pools so small that sequences are preempted. First requests of all
 kinds are answered undisturbed; then they come again and again, many at a time, while workers are killed, stopped,
-leave, join and change their roles, one router is killed now and then, and clients leave in mid-stream. Each answer
+leave, join and change their roles, one router is killed now and then, clients leave in mid-stream, and others send
+what is cheap to send and dear to read. Each answer
 must be the undisturbed one, nobody may hold anything for anybody at the end, and the processes that lived through it
 all must not have grown. Prints what was done and measured; exit code 1 if anything wasn't as it must be.
 """
@@ -21,6 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+import grpc
+import grpc.aio
+
 from pdserve.client import AsyncClient
 from pdserve.completion import collect
 from pdserve.errors import DeadlineExceeded, Overloaded
@@ -28,6 +32,7 @@ from pdserve.operator_client import OperatorClient
 from pdserve.request import Tokens
 from tests.soak.book import Page, write_book
 from tests.support.asking import at_rest, status_of
+from tests.support.attacks import ATTACKS
 from tests.support.churn import Churn
 from tests.support.footprint import Footprint
 from tests.support.singles import Single, Singles
@@ -56,6 +61,7 @@ class Done:
     num_tokens: int = 0
     wrong: list[str] = field(default_factory=list)
     routers_killed: int = 0
+    num_attacks: int = 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -237,8 +243,18 @@ class Run:
         """One thing after another until the requests are over."""
         while not self._over:
             await churn.go_on()
+            await self._attack()
             if churn.done.total() % ROUTERS_DIE_EACH == 0:
                 await self._kill_router(self._cluster.routers[1])
+
+    async def _attack(self) -> None:
+        """One cheap request that would cost much; how it should end depends on the model, so only bugs count here."""
+        attack = self._random.choice(ATTACKS)
+        async with grpc.aio.insecure_channel(self._cluster.routers[0].address) as channel:
+            codes = await asyncio.gather(*(attack.send(channel) for _ in range(attack.at_once)))
+        self._done.num_attacks += len(codes)
+        if bugs := set(codes) & {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
+            self._done.wrong.append(f"attack {attack.name} ended {bugs}")
 
     async def _kill_router(self, router: Single) -> None:
         await asyncio.to_thread(router.kill)
@@ -267,6 +283,7 @@ class Run:
             "attempts": dict(sorted(done.attempts.items())),
             "disturbances": dict(churn.done),
             "routers_killed": done.routers_killed,
+            "attacks": done.num_attacks,
             "memory_mb": {name: [size >> 20 for size in sizes] for name, sizes in self._memory.items()},
             "grown": sorted(grown),
             "wrong": len(done.wrong),
