@@ -36,6 +36,10 @@ class Accounting:
         self._recent = 0.0
         self._recent_at_s = 0.0
 
+    def begin(self, recent: float, now_s: float) -> None:
+        """With so many assignments, as others have had of late."""
+        self._recent, self._recent_at_s = recent, now_s
+
     def assign(self, handle: int, num_tokens: int, num_blocks: int, now_s: float) -> None:
         """An attempt goes to this worker: tokens to prefill, blocks to hold."""
         self._assigned[handle] = _Assigned(num_tokens, num_blocks)

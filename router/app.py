@@ -127,7 +127,7 @@ class RouterApp:
             text=self.text,
             structures=self._structures,
             metrics=self.metrics,
-            learner=Learner(placer.parameters, clock, self.metrics),
+            learner=Learner(placer.priors, clock, self.metrics),
             explanations=self.explanations,
         )
         self._conductors: dict[tuple[str, str], Conductor] = {}

@@ -53,6 +53,10 @@ class Line:
         a, b = self._solve(prior, self._faded(now_s))
         return a + b * x
 
+    def fitted(self, prior: Prior, now_s: float) -> Prior:
+        """The line itself, for others to begin at."""
+        return Prior(*self._solve(prior, self._faded(now_s)))
+
     def doubt_s(self, prior: Prior, now_s: float) -> float:
         """How far off a prediction may well be, by how much the observations vary; 0 where there are none."""
         weight = self._faded(now_s)

@@ -114,6 +114,11 @@ class Fleet:
         now_s = self._clock.now_s()
         liveness = Liveness(now_s, self._timeouts.link_s, late_s, stuck_at)
         member = Member(session, hello, liveness, now_s, draining=hello.draining)
+        # It takes its turn with the others from now on, and isn't given all that they had in the last seconds.
+        alike = [each for each in self._members.values() if each.hello.role is hello.role]
+        if alike:
+            now_s = self._clock.now_s()
+            member.accounting.begin(min(each.accounting.recent(now_s) for each in alike), now_s)
         self._members[member.id] = member
         self._renew_window()
         log.info(

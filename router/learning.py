@@ -7,37 +7,37 @@ from router.attempt_need import Need
 from router.member import Member
 from router.metrics import RouterMetrics
 from router.placement import Placement
-from router.scoring import CostParameters, busy_prior, handover_prior, prefill_prior
+from router.priors import Priors
 from router.timings import AttemptTimes
 
 
 class Learner:
     """Event-loop thread only."""
 
-    def __init__(self, parameters: CostParameters, clock: Clock, metrics: RouterMetrics) -> None:
-        self._parameters = parameters
+    def __init__(self, priors: Priors, clock: Clock, metrics: RouterMetrics) -> None:
+        self._priors = priors
         self._clock = clock
         self._metrics = metrics
 
     def settled(self, times: AttemptTimes, placement: Placement, need: Need) -> None:
         """The sequence runs, or the attempt has ended before that."""
         prefill, decode, expected = placement.prefill, placement.decode, placement.expected
-        now_s, parameters, started = self._clock.now_s(), self._parameters, times.started
+        now_s, priors, started = self._clock.now_s(), self._priors, times.started
         where = decode if prefill is None else prefill
-        fits, prior = where.fits, prefill_prior(where, parameters)
+        fits = where.fits
         told = started if prefill is None else times.first_token  # by who computed the prompt
         if told is not None:
-            fits.queue.observe(expected.num_queued, told.queue_s, prior, now_s)
-            line = fits.prefill
+            fits.queue.observe(expected.num_queued, told.queue_s, priors.queue(where, now_s), now_s)
+            line, prior = fits.prefill, priors.prefill(where, now_s)
             if prefill is None and expected.num_running:
-                line, prior = fits.prefill_busy, busy_prior(prior, parameters)
+                line, prior = fits.prefill_busy, priors.busy(where, now_s)
             line.observe(max(1, need.num_tokens - told.num_cached_tokens), told.prefill_s, prior, now_s)
         if times.trip_s is not None:
-            fits.trip.observe(0, times.trip_s, parameters.trip, now_s)
+            fits.trip.observe(0, times.trip_s, priors.trip(where, now_s), now_s)
         record = None if prefill is None else prefill.pairs.get(decode.id)
         if prefill is not None and started is not None and record is not None and record.decode == decode.ref:
             took_s = started.transfer_exposed_s + started.commit_s
-            way = handover_prior(prefill, decode, parameters)
+            way = priors.handover(prefill, decode, now_s)
             record.handover.observe(expected.num_sent, took_s, way, now_s)
         if told is not None or started is not None:
             self._holds(where, need)

@@ -17,7 +17,8 @@ from router.attempt_need import Need
 from router.explain import CHOSEN, Verdict
 from router.fleet import Fleet
 from router.member import Member
-from router.scoring import Cost, CostParameters, Scoring, num_running
+from router.priors import CostParameters, Priors
+from router.scoring import Cost, Scoring, num_running
 
 ABOUT = 0.1  # of the best score: estimates aren't better than that …
 ABOUT_S = 0.0005  # … nor than that …
@@ -98,11 +99,11 @@ class Placer:
         self._clock = clock
         self._random = random
         self._remote_prefill_tokens = remote_prefill_tokens
-        self.parameters = parameters if parameters is not None else CostParameters()
+        self.priors = Priors(parameters if parameters is not None else CostParameters())
 
     def place(self, need: Need) -> Placement | NotNow:
         """Choose for one attempt; books nothing."""
-        scoring = Scoring(need, self.parameters, self._clock.now_s())
+        scoring = self._scoring(need)
         fallen: list[Verdict] = []
         own_fault = False
         possible: list[_Candidate] = []
@@ -143,13 +144,18 @@ class Placer:
 
         None if there is no candidate, or nothing that the estimate could be based on.
         """
-        scoring = Scoring(need, self.parameters, self._clock.now_s())
+        scoring = self._scoring(need)
         topology = self._fleet.topology
         costs = [_cost(scoring, prefill, decode) for prefill, decode in topology.usable_pairs()]
         costs += [scoring.local(decode) for decode in topology.usable_alone()]
         return (
             min((cost.ttft_s for cost in costs), default=None) if all(cost.known for cost in costs) else None
         )
+
+    def _scoring(self, need: Need) -> Scoring:
+        now_s = self._clock.now_s()
+        self.priors.look(self._fleet.members, now_s)
+        return Scoring(need, self.priors, now_s)
 
     def _why_not(
         self, need: Need, prefill: Member | None, decode: Member, *, pairs_exist: bool

@@ -6,34 +6,11 @@ Estimates begin at what a worker reports of itself and follow what this router o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from router.attempt_need import Need
-from router.fitted_lines import Prior
 from router.member import Member, PairRecord
-
-TRIP = Prior(0.001)
-HANDOVER = Prior(0.002, 1e-5)
-STALE_RATE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostParameters:
-    """What estimates begin at, and what can't be observed."""
-
-    prefill_tokens_per_s: float = 2_000.0  # before a worker has told its own
-    busy_slowdown: float = (
-        3.0  # of a local prefill beside running streams: it gets a small chunk in each step
-    )
-    trip: Prior = TRIP
-    handover: Prior = HANDOVER
-    other_host: float = 2.0  # moving KV costs so many times more
-    step_s: float = 0.02
-    sequence: float = 0.1  # of a step, for each sequence on a decode worker
-    no_room_s: float = 1.0  # for blocks that aren't free now
-    used_pool_s: float = 0.01  # for a pool that is all in use
-    avoid_s: float = 10.0  # for a pair on which this request failed before
+from router.priors import Priors, told_rate
 
 
 class Cost(NamedTuple):  # not a dataclass: one is made for each pair at each placement
@@ -55,9 +32,10 @@ class Cost(NamedTuple):  # not a dataclass: one is made for each pair at each pl
 class Scoring:
     """All costs of one attempt at one moment; what belongs to a worker alone is computed once."""
 
-    def __init__(self, need: Need, parameters: CostParameters, now_s: float) -> None:
+    def __init__(self, need: Need, priors: Priors, now_s: float) -> None:
         self._need = need
-        self._parameters = parameters
+        self._priors = priors
+        self._parameters = priors.parameters
         self._now_s = now_s
         self._computing: dict[Member, tuple[float, float, float, float]] = {}
         self._decoding: dict[Member, float] = {}
@@ -66,9 +44,8 @@ class Scoring:
         """Queue and prefill there, the way between, the decode worker's load."""
         queue_s, prefill_s, trip_s, error_s = self._remote_prefill(prefill)
         decode_s, history_s = self._decode(decode), self._history(prefill.id, decode.id)
-        handover_s = record.handover.predict(
-            self.num_sent(decode), self.handover_prior(prefill, decode), self._now_s
-        )
+        way = self._priors.handover(prefill, decode, self._now_s)
+        handover_s = record.handover.predict(self.num_sent(decode), way, self._now_s)
         parts = (
             ("queue", queue_s),
             ("prefill", prefill_s),
@@ -78,21 +55,25 @@ class Scoring:
             ("history", history_s),
         )
         ttft_s = queue_s + prefill_s + trip_s + handover_s
-        error_s = math.hypot(
-            error_s, record.handover.doubt_s(self.handover_prior(prefill, decode), self._now_s)
-        )
+        error_s = math.hypot(error_s, record.handover.doubt_s(way, self._now_s))
         return Cost(parts, ttft_s + decode_s + history_s, ttft_s, self._is_known(prefill), error_s)
 
     def local(self, decode: Member) -> Cost:
         """Queue and prefill on the decode worker itself, and the delay that this causes to what runs there."""
         todo = self._need.num_uncached_tokens(decode)
         queued = decode.accounting.num_tokens_before(todo)
-        prior = self.prefill_prior(decode)
+        fits, now_s = decode.fits, self._now_s
+        queue, prefill = self._priors.queue(decode, now_s), self._priors.prefill(decode, now_s)
         running = num_running(decode)
-        queue_s = decode.fits.queue.predict(queued, prior, self._now_s)
-        prefill_s = local_prefill_s(decode, todo, prior, self._parameters, self._now_s)
+        queue_s = fits.queue.predict(queued, queue, now_s)
+        alone_s = prefill_s = fits.prefill.predict(todo, prefill, now_s)
+        error_s = fits.prefill.doubt_s(prefill, now_s)
+        if running:
+            busy = self._priors.busy(decode, now_s)
+            prefill_s = fits.prefill_busy.predict(todo, busy, now_s)
+            error_s = fits.prefill_busy.doubt_s(busy, now_s)
         # Each running stream stands still for as long as the engine computes the prompt.
-        disturbs_s = running * decode.fits.prefill.predict(todo, prior, self._now_s)
+        disturbs_s = running * alone_s
         decode_s, history_s = self._decode(decode), self._history("", decode.id)
         parts = (
             ("queue", queue_s),
@@ -102,10 +83,7 @@ class Scoring:
             ("history", history_s),
         )
         ttft_s = queue_s + prefill_s
-        prefill = decode.fits.prefill_busy if running else decode.fits.prefill
-        error_s = math.hypot(
-            decode.fits.queue.doubt_s(prior, self._now_s), prefill.doubt_s(prior, self._now_s)
-        )
+        error_s = math.hypot(fits.queue.doubt_s(queue, now_s), error_s)
         score_s = ttft_s + disturbs_s + decode_s + history_s
         return Cost(parts, score_s, ttft_s, self._is_known(decode), error_s)
 
@@ -113,27 +91,21 @@ class Scoring:
         """Tokens whose KV would be sent to it."""
         return self._need.num_tokens - self._need.num_cached_tokens(decode)
 
-    def prefill_prior(self, member: Member) -> Prior:
-        """By its own report."""
-        return prefill_prior(member, self._parameters)
-
-    def handover_prior(self, prefill: Member, decode: Member) -> Prior:
-        """By the hosts that the two are on."""
-        return handover_prior(prefill, decode, self._parameters)
-
     def _remote_prefill(self, member: Member) -> tuple[float, float, float, float]:
         """Queue, prefill and trip, and how far they may be off."""
         if member not in self._computing:
-            prior, fits = self.prefill_prior(member), member.fits
+            fits, now_s = member.fits, self._now_s
+            queue, prefill = self._priors.queue(member, now_s), self._priors.prefill(member, now_s)
+            trip = self._priors.trip(member, now_s)
             todo = self._need.num_uncached_tokens(member)
             self._computing[member] = (
-                fits.queue.predict(member.accounting.num_tokens_before(todo), prior, self._now_s),
-                fits.prefill.predict(todo, prior, self._now_s),
-                fits.trip.predict(0, self._parameters.trip, self._now_s),
+                fits.queue.predict(member.accounting.num_tokens_before(todo), queue, now_s),
+                fits.prefill.predict(todo, prefill, now_s),
+                fits.trip.predict(0, trip, now_s),
                 math.hypot(
-                    fits.queue.doubt_s(prior, self._now_s),
-                    fits.prefill.doubt_s(prior, self._now_s),
-                    fits.trip.doubt_s(self._parameters.trip, self._now_s),
+                    fits.queue.doubt_s(queue, now_s),
+                    fits.prefill.doubt_s(prefill, now_s),
+                    fits.trip.doubt_s(trip, now_s),
                 ),
             )
         return self._computing[member]
@@ -147,8 +119,7 @@ class Scoring:
     def _decode_s(self, member: Member) -> float:
         parameters, accounting = self._parameters, member.accounting
         load = accounting.load
-        step_s = load.step_s if load is not None and load.step_s > 0 else parameters.step_s
-        cost_s = step_s * parameters.sequence * accounting.num_sequences
+        cost_s = self._priors.step_s(member) * parameters.sequence * accounting.num_sequences
         free = accounting.num_free_blocks(member.hello.num_blocks)
         if free < self._need.num_tokens // member.hello.block_size + 1:
             cost_s += parameters.no_room_s * (1 + (load.num_waiting if load is not None else 0))
@@ -165,45 +136,9 @@ class Scoring:
     def _is_known(self, member: Member) -> bool:
         """A rate reported long ago by a worker that has been idle since is ignored: if it is wrong,
         and requests are refused by it, nothing will ever put it right."""
-        accounting = member.accounting
-        load = accounting.load
-        if member.fits.prefill.known(self._now_s):
-            return True
-        if load is None or load.prefill_tokens_per_s <= 0:
-            return False
-        is_new = self._now_s - accounting.rate_told_s <= STALE_RATE_S
-        return is_new or accounting.num_queued_tokens > 0
+        return member.fits.prefill.known(self._now_s) or told_rate(member, self._now_s) > 0
 
 
 def num_running(member: Member) -> int:
     """Streams that a prefill beside them would delay."""
     return 0 if member.accounting.load is None else member.accounting.load.num_running
-
-
-def prefill_prior(member: Member, parameters: CostParameters) -> Prior:
-    """What prefill, and waiting for others' prefill, takes by the worker's own report."""
-    load = member.accounting.load
-    told = load.prefill_tokens_per_s if load is not None else 0.0
-    return Prior(0.0, 1.0 / (told if told > 0 else parameters.prefill_tokens_per_s))
-
-
-def busy_prior(prior: Prior, parameters: CostParameters) -> Prior:
-    """The same beside running streams."""
-    return Prior(prior.base_s, prior.slope_s * parameters.busy_slowdown)
-
-
-def handover_prior(prefill: Member, decode: Member, parameters: CostParameters) -> Prior:
-    """What moving the KV takes beyond the prefill that it overlaps with."""
-    far = prefill.hello.host_id != decode.hello.host_id
-    return Prior(
-        parameters.handover.base_s, parameters.handover.slope_s * (parameters.other_host if far else 1.0)
-    )
-
-
-def local_prefill_s(
-    member: Member, num_tokens: int, prior: Prior, parameters: CostParameters, now_s: float
-) -> float:
-    """First chunk to first token on a worker that prefills for itself."""
-    if num_running(member):
-        return member.fits.prefill_busy.predict(num_tokens, busy_prior(prior, parameters), now_s)
-    return member.fits.prefill.predict(num_tokens, prior, now_s)

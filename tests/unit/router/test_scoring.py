@@ -10,7 +10,8 @@ from pdserve.messages import StartDecode, StartPrefill
 from pdserve.sampling import FinishReason
 from router.attempt_need import Need
 from router.member import Member
-from router.scoring import HANDOVER, TRIP, CostParameters, Scoring
+from router.priors import HANDOVER, TRIP, CostParameters, Priors
+from router.scoring import Scoring
 from tests.unit.router.conversation import A
 from tests.unit.router.scripted import Cluster, config, load, virtual
 
@@ -31,7 +32,7 @@ def member(cluster: Cluster, worker_id: str) -> Member:
 
 def pair_parts(cluster: Cluster, asked: Need | None = None) -> dict[str, float]:
     """Of p0 and d0."""
-    scoring = Scoring(asked or need(cluster), CostParameters(), cluster.clock.now_s())
+    scoring = Scoring(asked or need(cluster), Priors(CostParameters()), cluster.clock.now_s())
     p, d = member(cluster, "p0"), member(cluster, "d0")
     return dict(scoring.pair(p, d, p.pairs["d0"]).parts)
 
