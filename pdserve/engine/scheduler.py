@@ -149,9 +149,20 @@ class Scheduler:
 
         prefill_tokens_per_s  of steps of late; 0 = not known
         """
-        plan = Plan()
         most = self._limits.most_prefill_tokens(prefill_tokens_per_s)
         self._readmit()
+        plan = self._plan_rows(most)
+        taken = plan.taken
+        while not plan.rows and plan.taken and (self._running or self._prefilling):
+            # Who was to run lost its blocks. Each round takes at least one, so this ends; none of them comes back
+            # before the next step, or one step would both take its blocks and give it others.
+            plan = self._plan_rows(most)
+            taken += plan.taken
+        return Plan(plan.rows, taken)
+
+    def _plan_rows(self, most: int) -> Plan:
+        """Of those that hold blocks. most: prefill tokens."""
+        plan = Plan()
         alone = self._next_alone()
         if alone is None:
             self._plan_decodes(plan, [seq for seq in self._running if seq not in self._struck])
@@ -161,11 +172,6 @@ class Scheduler:
         else:
             self._plan_chunks(plan, [alone], most)
         self._last_ran_alone = alone is not None
-        if not plan.rows and plan.taken and self.has_work:
-            again = self.plan(
-                prefill_tokens_per_s
-            )  # who was to run lost its blocks; each round takes at least one, so this ends
-            return Plan(again.rows, [*plan.taken, *again.taken])
         return plan
 
     def _readmit(self) -> None:

@@ -182,10 +182,12 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         """Without struck ones, each that runs has a row in each step and the oldest prefill moves."""
         chunked = [event.seq for event in events if isinstance(event, ChunkDone)]
-        struck = any(seq.num_strikes for seq in (*running, *prefilling, *chunked))
-        if struck or any(isinstance(event, StepDied) for event in events):
+        if any(isinstance(event, StepDied) for event in events):
             return
-        touched = {event.seq.handle for event in events if not isinstance(event, StepDied)}
+        named = [event.seq for event in events if not isinstance(event, StepDied)]
+        if any(seq.num_strikes for seq in (*running, *prefilling, *named)):
+            return
+        touched = {seq.handle for seq in named}
         if len(running) <= self.limits.max_batch:
             assert {seq.handle for seq in running} <= touched
         if prefilling and all(seq in prefilling for seq in chunked):

@@ -14,6 +14,7 @@ from tests.unit.engine_core.building import (
     fill,
     generated,
     run_out,
+    sample_key,
     sequence,
     start_local,
     state_of,
@@ -153,3 +154,32 @@ def test_a_window_is_the_smaller_of_model_and_pool() -> None:
 
 
 # --- deaths
+
+
+def test_one_that_lost_its_blocks_does_not_come_back_in_the_same_step() -> None:
+    """It shares a beginning with who takes its turn, so that it would fit at once where its last block didn't."""
+    limits = EngineLimits(
+        max_step_tokens=4,
+        max_batch=1,
+        chunk_tokens=4,
+        decode_prefill_tokens=1,
+        recompute_max_tokens=None,
+    )
+    target = engine(num_blocks=9, block_size=3, limits=limits)
+    struck = sequence([65] * 6 + [66] * 9 + [65] * 2, 1, handle=1, strikes=1)
+    assert target.reserve_prefill(struck)
+    target.start_prefill(struck, then_decode=False)
+    start_local(target, sequence([65] * 4, 4, handle=2, key=sample_key(4, seed=0)))
+    granted = target.pool.grant(1)
+    assert granted is not None
+    taken: list[Preempted] = []
+    for _ in range(30):
+        events = step(target)
+        for event in events:
+            if isinstance(event, Preempted):
+                taken.append(event)
+                assert event.seq.state is SequenceState.PREEMPTED and event.seq.block_table == []
+    assert taken, "or this shows nothing"
+    target.pool.free_granted(granted)
+    run_out(target)
+    assert_at_rest(target)
