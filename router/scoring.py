@@ -73,7 +73,7 @@ class Scoring:
             prefill_s = fits.prefill_busy.predict(todo, busy, now_s)
             error_s = fits.prefill_busy.doubt_s(busy, now_s)
         # Each running stream stands still for as long as the engine computes the prompt.
-        disturbs_s = running * alone_s
+        disturbs_s = (running + decode.accounting.num_assigned) * alone_s
         decode_s, history_s = self._decode(decode), self._history("", decode.id)
         parts = (
             ("queue", queue_s),
