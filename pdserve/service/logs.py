@@ -9,7 +9,9 @@ from typing import Any, TextIO
 
 import structlog
 
+from pdserve.clock import SystemClock
 from pdserve.service.config import LogConfig
+from pdserve.service.log_rates import LogRates
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -40,7 +42,7 @@ def set_up_logs(config: LogConfig, stream: TextIO | None = None, **always: objec
     else:
         ending = [structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=24)]
     structlog.configure(
-        processors=[*shared, *ending],
+        processors=[LogRates(SystemClock()), *shared, *ending],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(out),
         cache_logger_on_first_use=False,  # tests and child processes configure it again
