@@ -9,7 +9,7 @@ from tests.simulation.batch import run_many
 from tests.simulation.coverage import POSSIBLE, ROWS, WHY_NOT, Coverage
 from tests.simulation.kinds import PHASES
 from tests.simulation.scenario import draw_scenario
-from tests.simulation.seeds import FIRST_SEED, NUM_SEEDS, REGRESSION_SEEDS
+from tests.simulation.seeds import FIRST_SEED, NUM_SEEDS, RARE_SEEDS, REGRESSION_SEEDS
 
 NUM_PROCESSES = 2
 LEAST = 5  # a cell of the coverage table is met so often
@@ -20,7 +20,7 @@ def test_no_seed_breaks_an_invariant_and_every_cell_is_covered() -> None:
     clock = SystemClock()
     begun_s = clock.now_s()
     coverage, broken, num_seeds = Coverage(), [], 0
-    seeds = [*REGRESSION_SEEDS, *range(FIRST_SEED, FIRST_SEED + NUM_SEEDS)]
+    seeds = [*REGRESSION_SEEDS, *RARE_SEEDS, *range(FIRST_SEED, FIRST_SEED + NUM_SEEDS)]
     for outcome in run_many(seeds, NUM_PROCESSES):
         num_seeds += 1
         assert outcome.num_requests >= 30 and outcome.num_faults >= 3
