@@ -105,7 +105,7 @@ class AsyncClient:
                 if generation.finished:
                     return
                 num_silent += 1
-                self._targets.next()
+                self._targets.leave(target)
                 # A single name may stand for several routers, so it is asked once more.
                 if num_silent >= max(2, len(self._targets)):
                     raise _lost(error, generation) from error

@@ -58,9 +58,10 @@ class Targets:
         """The one that answered last."""
         return self._addresses[self._current]
 
-    def next(self) -> None:
-        """The current one doesn't answer."""
-        self._current = (self._current + 1) % len(self._addresses)
+    def leave(self, target: str) -> None:
+        """It doesn't answer. Of many calls that lose one router together only the first moves on to the next."""
+        if target == self.current:
+            self._current = (self._current + 1) % len(self._addresses)
 
     def channel(self, target: str) -> grpc.aio.Channel:
         """The connection to one; made when it is first asked for."""
@@ -83,7 +84,7 @@ class Targets:
                     raise told from None
             except ServerLost as error:
                 told = error
-            self.next()
+            self.leave(target)
             if num_tried == len(self):
                 raise RouterLost(told.message, **told.fields) from None
         raise AssertionError("there is at least one")

@@ -23,6 +23,8 @@ from pdserve.request import (
     Tokens,
 )
 from pdserve.sampling import FinishReason, SamplingParams
+from pdserve.service.rpc_errors import ServerLost
+from pdserve.service.targets import Targets
 from tests.unit.service.doors import Answer, Door, count_to, finished, open_door, started, token
 
 
@@ -154,6 +156,41 @@ async def test_a_lost_router_is_replaced_without_gap_or_repeat() -> None:
         assert second.requests[0].request_id == "r1"
         assert indices(await events_of(client)) == list(range(6))  # and stays there
     assert len(first.requests) == 1
+
+
+@pytest.mark.parametrize("num_streams", [2, 3, 8])
+async def test_streams_that_lose_a_router_together_all_go_on_at_the_other(num_streams: int) -> None:
+    """Each of them says that it is gone; the second one's word must not lead back to it."""
+    begun = [asyncio.Event() for _ in range(num_streams)]
+    waiting = iter(begun)
+
+    async def answer(request: GenerateRequest) -> AsyncIterator[Event]:
+        async for event in stuck_after(3, next(waiting))(request):
+            yield event
+
+    first, second = Door(answer), Door(count_to)
+    async with open_door(first) as (a, server), open_door(second) as (b, _), AsyncClient([a, b]) as client:
+        generating = [asyncio.create_task(events_of(client)) for _ in begun]
+        async with asyncio.timeout(30):
+            for each in begun:
+                await each.wait()
+        await server.stop(None)
+        assert [indices(await each) for each in generating] == [list(range(6))] * num_streams
+    assert len(second.requests) == num_streams
+
+
+async def test_calls_that_lose_a_router_together_all_go_on_at_the_other() -> None:
+    targets = Targets(["a", "b"], keepalive_s=1.0)
+    both_asked = asyncio.Barrier(2)
+
+    async def call(target: str) -> str:
+        if target == "a":
+            await both_asked.wait()
+            raise ServerLost("gone", target=target)
+        return target
+
+    async with asyncio.timeout(30):
+        assert await asyncio.gather(targets.ask(call), targets.ask(call)) == ["b", "b"]
 
 
 async def test_a_draining_router_is_left_too() -> None:
