@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from pdserve.kv_memory import KvMemory
 from pdserve.service.address import join_address, split_address
 
 _BACKLOG = 64
+_OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S = 0.5  # of a listener for whose connections nothing is left
 
 log = structlog.get_logger()
 
@@ -53,6 +56,7 @@ class StreamNetwork:
         self._waiter = SelectorWaiter(self._selector)
         self._openings: dict[StreamChannel, StreamOpening] = {}
         self._accepted: list[StreamChannel] = []
+        self._paused: dict[socket.socket, float] = {}  # listeners, and when they are looked at again
         self._tcp = _listen_tcp(kv_listen)
         self._selector.register(self._tcp, selectors.EVENT_READ, self._tcp)
         self._unix = UnixListener.open(unix_dir, random) if unix_dir is not None and prefer_unix else None
@@ -88,6 +92,10 @@ class StreamNetwork:
         return accepted
 
     def poll(self) -> None:
+        now_s = self._clock.now_s()
+        for listener in [each for each, again_s in self._paused.items() if again_s <= now_s]:
+            del self._paused[listener]
+            self._selector.register(listener, selectors.EVENT_READ, listener)
         for key, events in self._selector.select(0):
             if isinstance(key.data, StreamChannel):
                 key.data.is_readable = key.data.is_readable or bool(events & selectors.EVENT_READ)
@@ -96,14 +104,14 @@ class StreamNetwork:
                 self._accept_from(key.data)
 
     def next_due_s(self) -> float | None:
-        """While a connection opens, when its next wait ends."""
+        """While a connection opens, or a listener pauses, when the next wait ends."""
         self._openings = {
             channel: opening
             for channel, opening in self._openings.items()
             if not channel.transport and channel.closed_reason is None
         }
         dues = [opening.next_due_s() for opening in self._openings.values()]
-        return min((due_s for due_s in dues if due_s is not None), default=None)
+        return min((due_s for due_s in (*dues, *self._paused.values()) if due_s is not None), default=None)
 
     def close(self) -> None:
         self._tcp.close()
@@ -139,6 +147,10 @@ class StreamNetwork:
                 return
             except OSError as error:
                 log.warning("link.accept_failed", error=error.strerror)
+                if error.errno in _OUT_OF:
+                    # The connection stays in the backlog, so the selector would wake the owner again and again.
+                    self._selector.unregister(listener)
+                    self._paused[listener] = self._clock.now_s() + _PAUSE_S
                 return
             channel = StreamChannel(self, self._memory)
             if sock.family == socket.AF_UNIX:

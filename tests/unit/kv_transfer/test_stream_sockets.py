@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from kv_transfer.frames import Ping
 from kv_transfer.framing import encode
@@ -259,3 +261,31 @@ def test_no_descriptor_is_left_open(folder: Path) -> None:
         near.close()
         far.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_without_descriptors_a_listener_pauses(folder: Path, way: str) -> None:
+    """What can't be accepted stays in the backlog: it must not keep the owner awake, nor fill the log."""
+    clock = VirtualClock()
+    network = _network(folder if way == "unix" else None, clock=clock)
+    listener = network._tcp if network._unix is None else network._unix.sock
+    with socket.socket(listener.family) as caller:
+        caller.connect(listener.getsockname() if way == "tcp" else str(next(folder.iterdir())))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        try:
+            with capture_logs() as logs:
+                for _ in range(100):
+                    network.poll()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert [each["event"] for each in logs] == ["link.accept_failed"]
+        due_s = network.next_due_s()
+        assert due_s is not None and due_s > clock.now_s(), "and it is looked at again"
+        assert not network._selector.select(0), "nothing wakes the owner meanwhile"
+        clock.advance(due_s - clock.now_s())
+        network.poll()
+        assert len(network.accept()) == 1 and network.next_due_s() is None
+    network.close()
