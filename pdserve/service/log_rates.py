@@ -28,8 +28,7 @@ FROM_OUTSIDE = frozenset(
 class LogRates:
     """A processor of structlog. Called by any thread; two that come at once may let a line more pass.
 
-    The first line that passes after others were left out says how many: `num_left_out`. What they would have said is
-    counted in metrics by who logs them.
+    The first line that passes after others were left out says how many: `num_left_out`.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -57,7 +57,7 @@ async def test_its_prompt_is_cut_to_the_window() -> None:
 @virtual
 async def test_a_pair_that_takes_no_requests_is_told_at_once_and_why() -> None:
     async with Cluster() as cluster:
-        p0, d0 = await cluster.pair()
+        await cluster.pair()
         await cluster.decode("d1")
         with pytest.raises(NoWorker, match="p0"):
             await probing(cluster, "p0", "d1")
@@ -65,6 +65,15 @@ async def test_a_pair_that_takes_no_requests_is_told_at_once_and_why() -> None:
             await probing(cluster, "d0", "p0")
         with pytest.raises(UnknownWorker, match="p7"):
             await probing(cluster, "p7", "d0")
+        cluster.app.operators.drain("p0", force=True)
+        with pytest.raises(NoWorker, match="p0 takes no work"):
+            await probing(cluster, "p0", "d0")
+
+
+@virtual
+async def test_a_pair_whose_link_is_down_says_why() -> None:
+    async with Cluster() as cluster:
+        p0, d0 = await cluster.pair()
         p0.say(PairState(d0.ref, up=False, reason="it broke", generation=2))
         await cluster.settle(0.01)
         with pytest.raises(NoWorker, match="it broke"):

@@ -190,7 +190,7 @@ async def test_calls_that_lose_a_router_together_all_go_on_at_the_other() -> Non
         return target
 
     async with asyncio.timeout(30):
-        assert await asyncio.gather(targets.ask(call), targets.ask(call)) == ["b", "b"]
+        assert list(await asyncio.gather(targets.ask(call), targets.ask(call))) == ["b", "b"]
 
 
 async def test_a_draining_router_is_left_too() -> None:
