@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pdserve.errors import too_large
@@ -60,8 +61,9 @@ def check_parts(raw: bytes, fields: Fields) -> Steps[None]:
         return
 
 
+@cache
 def message_fields(descriptor: Any) -> Fields:
-    """Of a message class that doesn't hold itself."""
+    """Of a message class that doesn't hold itself; to be read only."""
     return {
         field.number: message_fields(field.message_type) for field in descriptor.fields if field.message_type
     }
