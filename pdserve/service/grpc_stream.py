@@ -22,7 +22,9 @@ from pdserve.service.rpc_errors import error_of
 S = TypeVar("S")
 R = TypeVar("R")
 
-LINGER_S = 1.0  # how long a closed end still tries to deliver what it had queued
+# How long a closed end still tries to deliver what it had queued: so long after anything has moved, at most so long. A
+# dead other side is noticed by gRPC's pings; one that is only slow reads on, and its heartbeats say that it lives.
+LINGER_S, MOST_LINGER_S = 1.0, 30.0
 
 log = structlog.get_logger()
 
@@ -49,6 +51,7 @@ class GrpcStream(Generic[S, R]):
         self._work = asyncio.Event()
         self._over = asyncio.Event()
         self._idle: Callable[[], S | None] = _nothing
+        self._moved_s = 0.0
         self.lingers = True
         self.close_reason: str | None = None
         self.refusal: PdserveError | None = None
@@ -123,13 +126,23 @@ class GrpcStream(Generic[S, R]):
             reader = tasks.create_task(self._read(read))
             writer = tasks.create_task(self._write(write, half_close))
             await self._over.wait()
-            if self.lingers:
-                await asyncio.wait([writer], timeout=LINGER_S)
-            if self.lingers and half_close is not None:
-                await asyncio.wait([reader], timeout=LINGER_S)
+            ends_at_s = asyncio.get_running_loop().time() + MOST_LINGER_S
+            await self._linger(writer, ends_at_s)
+            if half_close is not None:
+                await self._linger(reader, ends_at_s)
             reader.cancel()
             writer.cancel()
         self._outbox.clear()
+
+    async def _linger(self, task: asyncio.Task[None], ends_at_s: float) -> None:
+        """Until it has ended, nothing has moved for LINGER_S, or it is so late."""
+        loop = asyncio.get_running_loop()
+        self._moved_s = loop.time()
+        while self.lingers and not task.done():
+            left_s = min(self._moved_s + LINGER_S, ends_at_s) - loop.time()
+            if left_s <= 0:
+                return
+            await asyncio.wait([task], timeout=left_s)
 
     async def _read(self, read: Callable[[], Awaitable[Any]]) -> None:
         try:
@@ -141,6 +154,7 @@ class GrpcStream(Generic[S, R]):
                 if msg is EOF:
                     self.end("ended by the other side")
                     return
+                self._moved_s = asyncio.get_running_loop().time()
                 message = self._decode(msg)
                 if message is not None:
                     self._inbox.put(message)
@@ -163,6 +177,7 @@ class GrpcStream(Generic[S, R]):
                     message = self._idle()
                 if message is not None:
                     await write(self._encode(message))
+                    self._moved_s = asyncio.get_running_loop().time()
                 elif self._over.is_set():
                     if half_close is not None and self.lingers:
                         await half_close()
