@@ -66,11 +66,16 @@ class Churn:
 
     async def _kill(self, worker: Single) -> None:
         await asyncio.to_thread(worker.kill)
-        await worker.start().ready()
+        await self._back(worker)
 
     async def _leave(self, worker: Single) -> None:
         assert await asyncio.to_thread(worker.terminate) == 0
+        await self._back(worker)
+
+    async def _back(self, worker: Single) -> None:
+        """Ready is a worker that one of several routers knows; the operator may ask another one."""
         await worker.start().ready()
+        await until(f"{worker.id} is back", lambda: self._serves_as(worker, Role(worker.role)))
 
     async def _join(self, like: Single) -> None:
         """A worker that nobody has seen before comes, and goes again."""
