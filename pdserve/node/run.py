@@ -43,7 +43,7 @@ from pdserve.node.gauges import WorkerGauges
 from pdserve.node.link_facts import link_facts
 from pdserve.node.links import LinkOrders
 from pdserve.node.ports import WorkerPorts, WorkerSetup
-from pdserve.service.lifecycle import EXIT_OK, EXIT_SUPERSEDED, EXIT_UNSOUND
+from pdserve.service.lifecycle import EXIT_OK, EXIT_SUPERSEDED, EXIT_UNSOUND, longest_drain_s
 from pdserve.wire_version import announced
 from pdserve.worker.bugs import ending_with, until_bug
 from pdserve.worker.cache_feed import CacheFeed
@@ -70,8 +70,6 @@ from pdserve.worker.structures import WorkerStructures
 from pdserve.worker.watchdog import Watchdog
 
 log = structlog.get_logger()
-
-_AFTER_DRAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +279,7 @@ class RoleRun:
         log.info("worker.draining", role=self.role.value, limit_s=self._timeouts.drain_s)
         self._gate.refuse_all(Draining("the worker accepts no new work"))
         self._to_engine(BeginDrain(self._timeouts.drain_s))
-        # What the limit ends still waits for its leases; a link's silence ends those at the latest.
-        limit_s = self._timeouts.drain_s + self._timeouts.lease_s + _AFTER_DRAIN_S
+        limit_s = longest_drain_s(self._timeouts)
         self._drain_limit = asyncio.get_running_loop().call_later(limit_s, self._on_drain_limit)
 
     def set_role(self, role: Role) -> None:

@@ -11,6 +11,8 @@ from typing import Self
 
 import structlog
 
+from pdserve.service.config import TimeoutsConfig
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # the operator must change configuration or arguments; a restart won't help
@@ -19,6 +21,14 @@ EXIT_UNSOUND = 4  # the engine hangs or its state is in doubt; restart
 EXIT_INTERRUPTED = 130  # a second signal: not drained
 
 log = structlog.get_logger()
+
+
+def longest_drain_s(timeouts: TimeoutsConfig) -> float:
+    """From the wish that a process ends to its end, at most.
+
+    What `drain_s` ends still waits for its leases; a link's silence ends those at the latest.
+    """
+    return timeouts.drain_s + timeouts.lease_s + 1.0
 
 
 class StopSignals:
