@@ -10,12 +10,12 @@ from typing import Annotated
 from pdserve.errors import InvalidRequest
 
 
-def _check_seconds(name: str, value: float) -> None:
+def _check_not_negative(name: str, value: float) -> None:
     if not 0 <= value < math.inf:
         raise InvalidRequest(f"{name} must be finite and not negative", value=value)
 
 
-Seconds = Annotated[float, _check_seconds]
+NotNegative = Annotated[float, _check_not_negative]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class RouterFigures:
     kv_transfer_s         in which the KV bytes of hand-offs arrived
     """
 
-    at_s: Seconds = 0.0
+    at_s: NotNegative = 0.0
     num_requests_ended: int = 0
     num_requests_refused: int = 0
     num_requests_failed: int = 0
@@ -80,7 +80,7 @@ class RouterFigures:
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
     num_kv_bytes: int = 0
-    kv_transfer_s: Seconds = 0.0
+    kv_transfer_s: NotNegative = 0.0
     ttft: Spread = Spread()
     gap: Spread = Spread()
     queued: Spread = Spread()

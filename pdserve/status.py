@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pdserve.block_messages import BlockCounts
-from pdserve.figures import NOTHING_COUNTED, RouterFigures
+from pdserve.figures import NOTHING_COUNTED, NotNegative, RouterFigures
 from pdserve.rpc.codec import compile_converter
 from pdserve.rpc.v1 import inference_pb2 as pb
 
@@ -31,6 +31,7 @@ class WorkerStatus:
     state     "up", "hung" (it lives, but its engine doesn't step) or "draining"
     wire      the version of sessions that it speaks
     timeouts  its own, seconds by their names in the configuration; empty: an older worker, which doesn't tell them
+    prefill_tokens_per_s, step_s, slowest_step_s  as in Load; 0 = not known yet, or an older router, which doesn't tell
     """
 
     id: str
@@ -49,6 +50,9 @@ class WorkerStatus:
     num_steps: int
     wire: str = ""
     timeouts: Mapping[str, float] = field(default_factory=dict)
+    prefill_tokens_per_s: NotNegative = 0.0
+    step_s: NotNegative = 0.0
+    slowest_step_s: NotNegative = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

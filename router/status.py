@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pdserve.block_messages import BlockCounts
 from pdserve.figures import NOTHING_COUNTED, RouterFigures
+from pdserve.messages import Load
 from pdserve.status import (
     CandidateStatus,
     ClusterStatus,
@@ -21,7 +22,20 @@ from router.explain import NUM_KEPT, Explained, Verdict
 from router.fleet import Fleet
 from router.member import Member
 
-_NO_BLOCKS = BlockCounts(0, 0, 0, 0, 0)
+_NO_LOAD = Load(
+    blocks=BlockCounts(0, 0, 0, 0, 0),
+    num_running=0,
+    num_waiting=0,
+    num_queued_tokens=0,
+    num_queued_short_tokens=0,
+    chunk_tokens=0,
+    num_cache_hit_tokens=0,
+    num_cache_query_tokens=0,
+    prefill_tokens_per_s=0.0,
+    step_s=0.0,
+    slowest_step_s=0.0,
+    draining=False,
+)
 
 
 def read_status(
@@ -115,7 +129,7 @@ def _candidates(verdicts: tuple[Verdict, ...]) -> tuple[CandidateStatus, ...]:
 
 
 def _worker(member: Member) -> WorkerStatus:
-    load = member.accounting.load
+    load = member.accounting.load or _NO_LOAD
     state = "draining" if member.draining else "hung" if member.liveness.suspect else "up"
     return WorkerStatus(
         id=member.id,
@@ -123,15 +137,18 @@ def _worker(member: Member) -> WorkerStatus:
         epoch=str(member.ref.epoch),
         role_generation=member.hello.role_generation,
         state=state,
-        blocks=load.blocks if load is not None else _NO_BLOCKS,
-        num_running=load.num_running if load is not None else 0,
-        num_waiting=load.num_waiting if load is not None else 0,
-        num_queued_tokens=load.num_queued_tokens if load is not None else 0,
-        num_cache_hit_tokens=load.num_cache_hit_tokens if load is not None else 0,
-        num_cache_query_tokens=load.num_cache_query_tokens if load is not None else 0,
+        blocks=load.blocks,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_queued_tokens=load.num_queued_tokens,
+        num_cache_hit_tokens=load.num_cache_hit_tokens,
+        num_cache_query_tokens=load.num_cache_query_tokens,
         metrics_address=member.hello.metrics_address,
         numerics=member.hello.numerics,
         num_steps=member.liveness.num_steps,
         wire=text(member.hello.wire or FIRST),
         timeouts=member.hello.timeouts,
+        prefill_tokens_per_s=load.prefill_tokens_per_s,
+        step_s=load.step_s,
+        slowest_step_s=load.slowest_step_s,
     )

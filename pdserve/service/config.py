@@ -18,6 +18,7 @@ from typing import Any
 from pdserve.errors import InvalidRequest
 from pdserve.fields import plain_id, setting
 from pdserve.service.address import file_of, split_address
+from pdserve.service.scaling_config import ScalingConfig
 from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of, shown
 from pdserve.service.tls_config import TlsConfig
 from pdserve.wire_version import WIRE_VERSION
@@ -322,6 +323,7 @@ class MetricsConfig:
 
 
 _NO_TLS = TlsConfig()
+_SCALING = ScalingConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +338,7 @@ class Config:
     cluster: ClusterConfig = ClusterConfig()
     children: ChildrenConfig = ChildrenConfig()
     tls: TlsConfig = _NO_TLS
+    scaling: ScalingConfig = _SCALING
     log: LogConfig = LogConfig()
     metrics: MetricsConfig = MetricsConfig()
 
@@ -435,14 +438,6 @@ def _help(key: Setting) -> str:
 def flags_of(arguments: argparse.Namespace) -> dict[str, object]:
     """The flags of `add_flags` that were given, for `load`."""
     return {name: value for name, value in vars(arguments).items() if name in _BY_NAME}
-
-
-def markdown_table() -> str:
-    """The configuration table of the documentation."""
-    lines = ["| key | default | unit | meaning |", "|---|---|---|---|"]
-    for key in SETTINGS:
-        lines.append(f"| `{key.name}` | `{shown(key.default)}` | {key.spec.unit} | {key.doc} |")
-    return "\n".join(lines) + "\n"
 
 
 def _plain(value: object) -> object:

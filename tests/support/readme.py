@@ -8,6 +8,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdserve.service.config import SETTINGS
+from pdserve.service.settings import shown
+
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "127.0.0.1:50051"
 PAGES = ("README.md", "docs/api.md")  # whose commands and examples are run
@@ -48,3 +51,11 @@ class Grpcurl:
         data = words[words.index("-d") + 1] if "-d" in words else "{}"
         address, what = words[-2:]
         return cls(json.loads(data), address, what)
+
+
+def markdown_table() -> str:
+    """The configuration table of the documentation."""
+    lines = ["| key | default | unit | meaning |", "|---|---|---|---|"]
+    for key in SETTINGS:
+        lines.append(f"| `{key.name}` | `{shown(key.default)}` | {key.spec.unit} | {key.doc} |")
+    return "\n".join(lines) + "\n"

@@ -1381,6 +1381,9 @@ class WorkerStatus(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
     TIMEOUTS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    SLOWEST_STEP_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _builtins.str
     epoch: _builtins.str
@@ -1397,6 +1400,12 @@ class WorkerStatus(_message.Message):
     num_steps: _builtins.int
     wire: _builtins.str
     """the version of the sessions that it speaks"""
+    prefill_tokens_per_s: _builtins.float
+    """Of its newest load report; 0 = not known yet, or a router that doesn't tell."""
+    step_s: _builtins.float
+    """mean"""
+    slowest_step_s: _builtins.float
+    """of the last 256"""
     @_builtins.property
     def blocks(self) -> Global___BlockCounts: ...
     @_builtins.property
@@ -1422,10 +1431,13 @@ class WorkerStatus(_message.Message):
         num_steps: _builtins.int = ...,
         wire: _builtins.str = ...,
         timeouts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        prefill_tokens_per_s: _builtins.float = ...,
+        step_s: _builtins.float = ...,
+        slowest_step_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "epoch", b"epoch", "id", b"id", "metrics_address", b"metrics_address", "num_cache_hit_tokens", b"num_cache_hit_tokens", "num_cache_query_tokens", b"num_cache_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "numerics", b"numerics", "role", b"role", "role_generation", b"role_generation", "state", b"state", "timeouts", b"timeouts", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "epoch", b"epoch", "id", b"id", "metrics_address", b"metrics_address", "num_cache_hit_tokens", b"num_cache_hit_tokens", "num_cache_query_tokens", b"num_cache_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "numerics", b"numerics", "prefill_tokens_per_s", b"prefill_tokens_per_s", "role", b"role", "role_generation", b"role_generation", "slowest_step_s", b"slowest_step_s", "state", b"state", "step_s", b"step_s", "timeouts", b"timeouts", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

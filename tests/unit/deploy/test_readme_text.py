@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.service.config import markdown_table
-from tests.support.readme import ADDRESS, ROOT, Grpcurl, between, blocks, commands
+from tests.support.readme import ADDRESS, ROOT, Grpcurl, between, blocks, commands, markdown_table
 
 
 def test_the_configuration_table_is_that_of_the_code() -> None:

@@ -20,9 +20,9 @@ from pdserve.service.config import (
     add_flags,
     flags_of,
     load,
-    markdown_table,
 )
 from pdserve.service.settings import ConfigError, Setting, shown
+from tests.support.readme import markdown_table
 
 
 def write(folder: Path, text: str) -> Path:
