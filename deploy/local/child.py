@@ -36,8 +36,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=spec.environ,
-            process_group=0,  # Ctrl-C in the terminal reaches the supervisor only, which then drains
-            preexec_fn=lambda: _die_with(parent),
+            preexec_fn=lambda: _set_apart(parent),
         )
         if spec.cores and hasattr(os, "sched_setaffinity"):
             with contextlib.suppress(ProcessLookupError):
@@ -94,11 +93,15 @@ class Child:
                 self._process.send_signal(number)
 
 
-def _die_with(parent: int) -> None:
-    """Runs in the child before the program: the kernel kills it when the supervisor's thread has ended.
+def _set_apart(parent: int) -> None:
+    """Runs in the child before the program: a process group of its own, and the kernel kills it when the supervisor's
+    thread has ended.
 
-    SIGKILL, since a stopped or hung child would not hear anything milder; what it served is lost with the router.
+    The group keeps Ctrl-C in the terminal from it: the supervisor alone hears that, and drains. It is set here since
+    uvloop's loops don't know the argument `process_group`. SIGKILL, since a stopped or hung child would not hear
+    anything milder; what it served is lost with the router.
     """
+    os.setpgid(0, 0)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the call
