@@ -59,6 +59,7 @@ class _Command:
 _COMMANDS = {
     "fetch": _Command("pdserve.cli.fetch", "download a known model into the cache"),
     "up": _Command("pdserve.cli.up", "start a router and workers on this machine"),
+    "ray": _Command("pdserve.cli.ray", "start, scale and end a cluster on Ray"),
     "generate": _Command("pdserve.cli.generate", "one answer from a running cluster"),
     "chat": _Command("pdserve.cli.chat", "a conversation in the terminal"),
     "status": _Command("pdserve.cli.status", "workers, blocks, queue and pairs of a running cluster"),

@@ -1,0 +1,189 @@
+"""What a cluster on Ray consists of, as its keeper keeps it and its hosts are given it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from pdserve.service.config import Config
+from pdserve.service.settings import ConfigError, shown
+
+NAMESPACE = "pdserve"
+KEEPER = "keeper"
+ROLES = ("router", "prefill", "decode")
+# Settings that name a file of the driver's machine, whose content goes along.
+FILE_SETTINGS = (
+    "cluster.secret_file",
+    "router.keys_file",
+    "tls.cert_file",
+    "tls.key_file",
+    "tls.ca_file",
+    "tls.client_ca_file",
+)
+SECRET = "cluster.secret_file"
+# What a draining process may need beyond its limits to close its sockets.
+_DRAIN_MARGIN_S = 6.0
+# Transports by which KV moves only between processes of one host.
+_SAME_HOST = ("memfd",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayCluster:
+    """One cluster.
+
+    counts      role → how many processes
+    settings    the whole effective configuration, "table.key" → value; those of FILE_SETTINGS are empty
+    files       setting → content of the file it names
+    resources   role → what Ray is to set aside for one process: CPU, GPU and custom ones
+    is_ending   it is being taken down, and isn't to be kept
+    """
+
+    name: str
+    counts: dict[str, int]
+    settings: dict[str, Any]
+    resources: dict[str, dict[str, float]]
+    files: dict[str, bytes] = field(default_factory=dict, repr=False)
+    is_ending: bool = False
+
+    def processes(self) -> list[str]:
+        """Ids of all, in the order in which they are started: "router-0", …, "prefill-0", …, "decode-0", …"""
+        if self.is_ending:
+            return []
+        return [f"{role}-{index}" for role in ROLES for index in range(self.counts.get(role, 0))]
+
+    @property
+    def drain_s(self) -> float:
+        """How long the drain of a process may take."""
+        limits = (self.settings["timeouts.drain_s"], self.settings["timeouts.lease_s"], _DRAIN_MARGIN_S)
+        return float(sum(limits))
+
+    @property
+    def wants_one_host(self) -> bool:
+        """Whether its first transport moves KV between processes of one host only."""
+        return self.settings["transport.kinds"][0] in _SAME_HOST
+
+    def bundles(self) -> list[dict[str, float]]:
+        """What its processes take, one entry each."""
+        return [dict(self.resources[role_of(name)]) for name in self.processes()]
+
+    def scaled(self, counts: Mapping[str, int]) -> RayCluster:
+        """With other numbers of these roles. Raises ConfigError for what couldn't serve."""
+        merged = {**self.counts, **counts}
+        check_counts(merged, local_prefill=self.settings["router.allow_local_prefill"])
+        return replace(self, counts=merged)
+
+    def differences(self, wanted: RayCluster) -> list[str]:
+        """What else than the numbers is asked for otherwise, in words, without the content of files."""
+        lines = [
+            f"{name} is {_as_toml(value)}, asked for {_as_toml(wanted.settings.get(name))}"
+            for name, value in self.settings.items()
+            if value != wanted.settings.get(name)
+        ]
+        given = {name for name in FILE_SETTINGS if name in wanted.files or name in self.files}
+        # A secret that was drawn for it stays.
+        given -= {SECRET} - set(wanted.files)
+        lines += [
+            f"{name} has another content"
+            for name in sorted(given)
+            if self.files.get(name) != wanted.files.get(name)
+        ]
+        lines += [
+            f"{role} takes {resources_text(self.resources[role])}, asked for {resources_text(needed)}"
+            for role, needed in wanted.resources.items()
+            if self.resources[role] != needed
+        ]
+        return lines
+
+    def toml(self) -> str:
+        """Its settings as a configuration file."""
+        tables: dict[str, list[str]] = {}
+        for name, value in self.settings.items():
+            table, _, key = name.partition(".")
+            tables.setdefault(table, []).append(f"{key} = {_as_toml(value)}")
+        return "\n".join(f"[{table}]\n" + "\n".join(lines) + "\n" for table, lines in tables.items())
+
+
+def role_of(process: str) -> str:
+    """The role of "prefill-3"."""
+    return process.rpartition("-")[0]
+
+
+def encode(cluster: RayCluster) -> bytes:
+    """As it is kept."""
+    return msgspec.json.encode(cluster)
+
+
+def decode(raw: bytes) -> RayCluster:
+    """What `encode` made."""
+    return msgspec.json.decode(raw, type=RayCluster)
+
+
+def shipped_settings(config: Config) -> dict[str, Any]:
+    """The effective configuration as it goes to other machines: without the names of files of this one."""
+    return {**config.effective(), **dict.fromkeys(FILE_SETTINGS, "")}
+
+
+def check_counts(counts: Mapping[str, int], *, local_prefill: bool) -> None:
+    """Raises ConfigError naming what these numbers of processes can't do."""
+    for role, count in counts.items():
+        if count < 0:
+            raise ConfigError(f"--{role} must not be negative, got {count}")
+    if not counts.get("router"):
+        raise ConfigError("no router would take requests: give --routers at least 1")
+    if not counts.get("decode"):
+        raise ConfigError("no worker would decode: give --decode at least 1")
+    if not counts.get("prefill") and not local_prefill:
+        raise ConfigError(
+            "no worker would prefill: give --prefill at least 1, or set router.allow_local_prefill = true"
+        )
+
+
+def read_resources(text: str, flag: str) -> dict[str, float]:
+    """What "CPU=4,GPU=1,prefill=1" says. Raises ConfigError naming `flag`."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = part.strip().partition("=")
+        try:
+            amount = float(number)
+        except ValueError:
+            amount = -1.0
+        if not name or not 0 <= amount < float("inf"):
+            raise ConfigError(f"{flag}: want NAME=NUMBER[,…], as in CPU=4,GPU=1; got {part.strip()!r}")
+        found[name] = amount
+    return found
+
+
+def resources_text(resources: Mapping[str, float]) -> str:
+    """ "CPU 4, GPU 1"."""
+    return ", ".join(f"{name} {amount:g}" for name, amount in resources.items() if amount) or "nothing"
+
+
+def shortages(
+    bundles: Mapping[str, Mapping[str, float]], nodes: Mapping[str, Mapping[str, float]]
+) -> Iterator[str]:
+    """Why processes find no place: a line for each of `bundles` (process → what it takes) that fits on no node.
+
+    nodes  node → what is free there, or all that it has
+    """
+    for process, needed in bundles.items():
+        if not any(fits(needed, has) for has in nodes.values()):
+            most = {name: max((has.get(name, 0.0) for has in nodes.values()), default=0.0) for name in needed}
+            short = ", ".join(f"{name} {most[name]:g}" for name, amount in needed.items() if amount)
+            yield f"{process} takes {resources_text(needed)}, and no node has it (the most on one: {short})"
+
+
+def fits(needed: Mapping[str, float], has: Mapping[str, float]) -> bool:
+    """Whether a node that has so much can take it."""
+    return all(has.get(name, 0.0) >= amount for name, amount in needed.items())
+
+
+def _as_toml(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_as_toml(part) for part in value)}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value) if isinstance(value, float) else shown(value)

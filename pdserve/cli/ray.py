@@ -1,0 +1,250 @@
+"""`pdserve ray`: a cluster on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdserve.cli.settings import WORKER, add_settings, read_settings
+from pdserve.fields import plain_id
+from pdserve.service.config import Config
+from pdserve.service.exposure import check_router, check_worker
+from pdserve.service.settings import ConfigError
+
+if TYPE_CHECKING:
+    from deploy.ray.client import RayDriver
+    from deploy.ray.keeper import KeptState
+    from deploy.ray.spec import RayCluster
+
+DESCRIPTION = """\
+Starts a cluster on the nodes of a Ray cluster, keeps it there whatever ends, scales it and takes it down. Every process
+is what `pdserve up` would start, below a detached actor that Ray places; the command may end, the cluster stays. The
+configuration goes along whole, with the files that it names (secret, keys, certificates), but for the model: an alias
+or a path that must be good on every node. Needs `pip install 'pdserve[ray]'`, here and on the nodes.
+"""
+_SHORTS = {
+    name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")
+}
+_ROLES = ("router", "prefill", "decode")
+# A node's address, and a free port, unless the configuration says which.
+_DEFAULTS = {"router.listen": "127.0.0.1:0"}
+_WAIT_S = 300.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to do, with which cluster, on which Ray."""
+    actions = parser.add_subparsers(dest="action", metavar="up|scale|status|down", required=True)
+    up = actions.add_parser(
+        "up", help="start it, or make the one that runs what is asked for; waits until it serves"
+    )
+    scale = actions.add_parser("scale", help="other numbers of processes; what is too many drains")
+    status = actions.add_parser("status", help="its addresses and processes")
+    down = actions.add_parser("down", help="drain it and end it")
+    for action in (up, scale, status, down):
+        action.add_argument(
+            "--address", default="auto", metavar="A",
+            help="auto = the Ray of this machine; HOST:PORT of the head; for `up` also local = a Ray of its own, "
+            "for as long as the command runs (default auto)",
+        )  # fmt: skip
+        action.add_argument("--name", default="pdserve", metavar="C", help="the cluster's (default pdserve)")
+    for action in (up, scale):
+        usual = " (default 1)" if action is up else " (default: as it is)"
+        for flag, metavar, what in (("prefill", "X", "prefill workers"), ("decode", "Y", "decode workers"),
+                                    ("routers", "N", "routers")):  # fmt: skip
+            action.add_argument(f"--{flag}", type=int, metavar=metavar, help=what + usual)
+        action.add_argument(
+            "--wait-s", type=float, default=_WAIT_S, metavar="S",
+            help=f"how long to wait until it serves (default {_WAIT_S:g})",
+        )  # fmt: skip
+    for role in _ROLES:
+        up.add_argument(
+            f"--{role}-resources", metavar="NAME=N[,…]",
+            help="what Ray sets aside for each, as CPU=4,GPU=1 (default CPU=1, of workers CPU=engine.threads, and a "
+            "custom resource with the role's name if a node offers it)",
+        )  # fmt: skip
+    add_settings(up, _SHORTS)
+    status.add_argument("--json", action="store_true", help="as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do it. Raises PdserveError."""
+    if plain_id(arguments.name) or not arguments.name:
+        raise ConfigError(f"--name must be {plain_id(arguments.name) or 'given'}, got {arguments.name!r}")
+    is_local = arguments.address == "local"
+    if is_local and arguments.action != "up":
+        raise ConfigError(
+            "--address local is a Ray of `up` itself: give the address that it has printed, or auto"
+        )
+    config = read_settings(arguments, _SHORTS, defaults=_DEFAULTS) if arguments.action == "up" else None
+    if is_local:
+        # Of a Ray of our own only: nothing of it listens where strangers reach it, nothing is told to its makers.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        from deploy.ray.client import RayDriver, joined
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("`pdserve ray` needs Ray: pip install 'pdserve[ray]'") from None
+    from pdserve.clock import SystemClock
+
+    with joined(arguments.address):
+        driver = RayDriver(arguments.name, SystemClock(), _tell)
+        match arguments.action:
+            case "up":
+                assert config is not None
+                return _up(driver, arguments, config)
+            case "scale":
+                return _scale(driver, arguments)
+            case "down":
+                driver.down()
+                print(f"{arguments.name} is down")
+            case _:
+                _show(driver.state(), as_json=arguments.json)
+    return 0
+
+
+def _up(driver: RayDriver, arguments: argparse.Namespace, config: Config) -> int:
+    from deploy.ray.client import head_address
+
+    cluster = _cluster(arguments, config)
+    is_local = arguments.address == "local"
+    is_new = driver.up(cluster)
+    try:
+        state = driver.wait_served(arguments.wait_s)
+    except ConfigError:
+        if is_new:
+            driver.down()
+        raise
+    except KeyboardInterrupt:
+        if is_local:
+            driver.down()
+        else:
+            _tell(f"{arguments.name} goes on starting; `pdserve ray down` ends it")
+        raise
+    _say_ready(state)
+    if is_local:
+        _stay(driver, head_address())
+    return 0
+
+
+def _stay(driver: RayDriver, address: str) -> None:
+    """Until a signal; then all of it ends, since its Ray does."""
+    import signal
+    import threading
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    _tell(f"this Ray is at {address} (for other `pdserve ray` commands); Ctrl-C drains and ends all")
+    stop.wait()
+    _tell("draining")
+    driver.down()
+
+
+def _scale(driver: RayDriver, arguments: argparse.Namespace) -> int:
+    given = {"prefill": arguments.prefill, "decode": arguments.decode, "router": arguments.routers}
+    counts = {role: count for role, count in given.items() if count is not None}
+    if not counts:
+        raise ConfigError("scale to what? give --prefill, --decode or --routers")
+    driver.scale(counts)
+    _say_ready(driver.wait_served(arguments.wait_s))
+    return 0
+
+
+def _cluster(arguments: argparse.Namespace, config: Config) -> RayCluster:
+    """What is asked for; checked as far as it can be from here. Ray is joined."""
+    from deploy.ray import client
+    from deploy.ray.spec import FILE_SETTINGS, RayCluster, check_counts, read_resources, shipped_settings
+
+    counts = {
+        role: 1 if given is None else given
+        for role, given in zip(_ROLES, (arguments.routers, arguments.prefill, arguments.decode), strict=True)
+    }
+    check_counts(counts, local_prefill=config.router.allow_local_prefill)
+    if config.engine.kind == "torch" and not config.worker.model:
+        raise ConfigError("no model: give --model an alias (pdserve fetch) or a path, good on every node")
+    for node in client.node_addresses():
+        _check_exposure(config, node)
+    is_local = arguments.address == client.LOCAL
+    resources = {}
+    for role in _ROLES:
+        text = getattr(arguments, f"{role}_resources")
+        if text is not None:
+            resources[role] = read_resources(text, f"--{role}-resources")
+        elif is_local:
+            resources[role] = {}
+        else:
+            cpus = 1.0 if role == "router" else float(config.engine.threads or 1)
+            resources[role] = {"CPU": cpus, **({role: 1.0} if client.offers(role) else {})}
+    settings = shipped_settings(config)
+    if is_local and not config.engine.threads:
+        settings["engine.threads"] = _local_threads(counts["prefill"] + counts["decode"])
+    named = {name: path for name in FILE_SETTINGS if (path := config.effective()[name])}
+    return RayCluster(
+        name=arguments.name,
+        counts=counts,
+        settings=settings,
+        resources=resources,
+        files={name: _read(name, Path(path)) for name, path in named.items()},
+    )
+
+
+def _local_threads(num_workers: int) -> int:
+    from deploy.local.plan import divide_cores
+    from deploy.local.up import usable_cores
+
+    return divide_cores(usable_cores(), num_workers, 0)[0].num_threads
+
+
+def _check_exposure(config: Config, node: str) -> None:
+    from pdserve.service.address import join_address
+
+    address = join_address(node, 0)
+    reached = replace(
+        config,
+        router=replace(config.router, listen=address, workers_listen=address),
+        worker=replace(config.worker, kv_listen=address),
+    )
+    check_router(reached, has_secret=True)  # its own, if no other is set
+    check_worker(reached, has_secret=True)
+
+
+def _read(name: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{name} {path}: can't be read: {error.strerror}") from error
+
+
+def _say_ready(state: KeptState) -> None:
+    counts = " + ".join(f"{state.counts[role]} {role}" for role in _ROLES if state.counts[role])
+    print(f"{state.name} is ready at {','.join(state.targets)}: {counts}", flush=True)
+
+
+def _show(state: KeptState, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(state)))
+        return
+    ending = ", is being taken down" if state.is_ending else ""
+    print(f"{state.name}{ending}; clients: {','.join(state.targets) or 'nowhere yet'}")
+    width: Callable[[str], int] = lambda key: max(len(str(getattr(each, key))) for each in state.processes)  # noqa: E731
+    for each in state.processes:
+        why = f"  {each.why}" if each.why else ""
+        restarts = f"  restarts {each.num_restarts}" if each.num_restarts else ""
+        print(
+            f"{each.id:<{width('id')}}  {each.state:<{width('state')}}  {each.node:<{width('node')}}  "
+            f"pid {each.pid or '–'}  metrics {each.metrics or '–'}{restarts}{why}"
+        )
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

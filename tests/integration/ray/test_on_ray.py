@@ -1,0 +1,50 @@
+"""`pdserve ray` on one Ray node: from nothing to an answer, asked for twice, and to nothing again."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+
+from pdserve.client import AsyncClient
+from tests.support.asking import Question, ask
+from tests.support.processes import run_cli
+from tests.support.ray_cluster import RayNodes, ray_nodes
+
+NAME = ("--name", "small")
+FAKE = ("--engine", "fake")
+
+pytestmark = pytest.mark.timeout(240)  # a Ray head may take a minute to start while other tests run
+
+
+def ray_command(nodes: RayNodes, action: str, *args: str) -> str:
+    """Standard output of `pdserve ray ACTION`, which must succeed."""
+    done = run_cli("ray", action, "--address", nodes.address, *NAME, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def test_up_twice_is_once_and_down_leaves_nothing() -> None:
+    async with ray_nodes() as nodes:
+        of_ray = set(nodes.pids())
+        ready = ray_command(nodes, "up", *FAKE)
+        target = ready.split(" is ready at ")[1].split(":", 2)
+        address = ":".join(target[:2])
+        async with AsyncClient(address) as client:
+            await ask(client, Question.draw(Random(1), 40, 16))
+        before = json.loads(ray_command(nodes, "status", "--json"))
+
+        assert ray_command(nodes, "up", *FAKE) == ready
+        assert json.loads(ray_command(nodes, "status", "--json"))["processes"] == before["processes"]
+
+        other = run_cli("ray", "up", "--address", nodes.address, *NAME, *FAKE, "--engine.block-size", "32")
+        assert other.returncode == 1
+        assert "engine.block_size is 16, asked for 32" in other.stderr
+
+        assert ray_command(nodes, "down") == "small is down\n"
+        gone = run_cli("ray", "status", "--address", nodes.address, *NAME)
+        assert gone.returncode == 1 and "no such cluster" in gone.stderr
+        ours = {process["pid"] for process in before["processes"]}
+        ours |= {process["host_pid"] for process in before["processes"]}
+        assert not ours & (set(nodes.pids()) - of_ray)
