@@ -98,7 +98,7 @@ class KeeperActor:
         await self._keeper.down()
 
     async def state(self) -> KeptState | None:
-        return self._keeper.state()
+        return await self._keeper.state()
 
     async def resources(self) -> dict[str, dict[str, float]]:
         """Role → what Ray sets aside for a process of it."""

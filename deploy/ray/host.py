@@ -22,6 +22,7 @@ from deploy.ray.spec import RayCluster, role_of
 from pdserve.clock import Clock
 from pdserve.service.address import join_address, split_address
 from pdserve.service.config import SETTINGS, EngineConfig
+from pdserve.service.private_folder import default_private_folder
 
 _PARENT_S = 0.25
 _PROBE_S = 0.2
@@ -180,7 +181,7 @@ class ProcessHost:
 
     def _prepared(self, cluster: RayCluster, process: str) -> _Place:
         role = role_of(process)
-        folder = NodeFolder(f"{cluster.name}.{process}.{os.getpid()}")
+        folder = NodeFolder(default_private_folder(), f"{cluster.name}.{process}.{os.getpid()}")
         ports = self._stack.enter_context(PortReservations())
 
         def kept(name: str, host: str | None = None) -> str:

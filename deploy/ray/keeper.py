@@ -28,7 +28,7 @@ from pdserve.service.settings import ConfigError
 POLICY = RestartPolicy(final_exits={}, final_starts={EXIT_USAGE: "it can't start with these settings"})
 _REPORT_S = 1.0
 # A host does nothing else than answer: one that is silent for so long is stopped, or its node is.
-_SILENT_S = 8.0
+_SILENT_S = 5.0
 
 log = structlog.get_logger()
 
@@ -138,8 +138,9 @@ class Keeper:
             if self._cluster is not None and not self._cluster.is_ending:
                 await self._keep(replace(self._cluster, is_ending=True))
 
-    def state(self) -> KeptState | None:
+    async def state(self) -> KeptState | None:
         """How everything is; None if there is nothing to keep."""
+        await self._loaded.wait()
         cluster = self._cluster
         if cluster is None:
             return None

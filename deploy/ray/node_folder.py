@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from pdserve.service.private_folder import default_private_folder, make_private
+from pdserve.service.private_folder import make_private
 
 _PREFIX = "ray."
 _LOCK = "lock"
@@ -19,9 +19,8 @@ _LOCK = "lock"
 class NodeFolder:
     """Made for one process, removed by `remove`; what a killed host left behind, by the next host of the node."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, parent: Path, name: str) -> None:
         """name: unique among live hosts. Raises InvalidRequest if others may enter the parent folder, OSError."""
-        parent = default_private_folder()
         make_private(parent, "hosts")
         _remove_stale(parent)
         self._path = parent / f"{_PREFIX}{name}"

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from pdserve.service.config import Config
+from pdserve.service.config import Config, TimeoutsConfig
+from pdserve.service.lifecycle import longest_drain_s
 from pdserve.service.settings import ConfigError, shown
 
 NAMESPACE = "pdserve"
@@ -25,8 +26,8 @@ FILE_SETTINGS = (
     "tls.client_ca_file",
 )
 SECRET = "cluster.secret_file"
-# What a draining process may need beyond its limits to close its sockets.
-_DRAIN_MARGIN_S = 6.0
+# What a drained process may need to close its sockets.
+_CLOSING_S = 5.0
 # Transports by which KV moves only between processes of one host.
 _SAME_HOST = ("memfd",)
 
@@ -58,8 +59,9 @@ class RayCluster:
     @property
     def drain_s(self) -> float:
         """How long the drain of a process may take."""
-        limits = (self.settings["timeouts.drain_s"], self.settings["timeouts.lease_s"], _DRAIN_MARGIN_S)
-        return float(sum(limits))
+        named = {key: value for name, value in self.settings.items() for table, _, key in [name.partition(".")]
+                 if table == "timeouts"}  # fmt: skip
+        return longest_drain_s(TimeoutsConfig(**named)) + _CLOSING_S
 
     @property
     def wants_one_host(self) -> bool:

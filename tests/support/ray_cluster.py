@@ -14,12 +14,6 @@ from typing import Any
 from pdserve.ids import system_random
 from tests.support.waiting import until
 
-ENVIRON = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "120",
-}
 _MARK = "TEST_PDSERVE_MARK"
 _STORE_BYTES = 80 << 20
 _START_TRIES = 2
@@ -43,14 +37,9 @@ class RayNodes:
             num_cpus=num_cpus, resources=resources, object_store_memory=_STORE_BYTES, include_dashboard=False
         )
 
-    def kill_raylet(self, of_pid: int) -> None:
-        """SIGKILL the raylet that is the parent of this process."""
-        os.kill(_parent_of(of_pid), signal.SIGKILL)
-
-    def is_head(self, of_pid: int) -> bool:
-        """Whether the parent of this process is the head's raylet."""
-        raylets = self._cluster.head_node.all_processes["raylet"]
-        return _parent_of(of_pid) in {each.process.pid for each in raylets}
+    def raylet_of(self, actor_pid: int) -> int:
+        """The pid of the raylet below which this actor's process runs."""
+        return _stat(actor_pid)[1]
 
     def pids(self) -> dict[int, str]:
         """All processes that live and were started, however far down, by these nodes: pid → command line."""
@@ -61,8 +50,7 @@ class RayNodes:
 async def ray_nodes(*further: dict[str, float], **head: float) -> AsyncIterator[RayNodes]:
     """Nodes with these resources, for the block; AssertionError if a process of theirs is left."""
     mark = f"{system_random().getrandbits(64):016x}"
-    before = {name: os.environ.get(name) for name in (*ENVIRON, _MARK)}
-    os.environ.update(ENVIRON, **{_MARK: mark})
+    os.environ[_MARK] = mark
     folder = Path(tempfile.mkdtemp(prefix="pdr-", dir="/tmp"))  # sockets in it: 107 characters at most
     try:
         cluster = _started(folder, head)
@@ -83,10 +71,7 @@ async def ray_nodes(*further: dict[str, float], **head: float) -> AsyncIterator[
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        del os.environ[_MARK]
 
 
 def _started(folder: Path, head: dict[str, float]) -> Any:
@@ -114,14 +99,13 @@ async def _none_left(mark: str) -> bool:
 
 def marked(mark: str) -> dict[int, str]:
     """Living processes below one that was started with this mark, but this one."""
-    parents: dict[int, int] = {}
     found: set[int] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError, ValueError):
             pid = int(entry.name)
-            state, parents[pid] = _stat(pid)
+            state, _ = _stat(pid)
             if state != "Z" and mark.encode() in (entry / "environ").read_bytes():
                 found.add(pid)
     return {pid: _command(pid) for pid in found}
@@ -137,7 +121,3 @@ def _command(pid: int) -> str:
 def _stat(pid: int) -> tuple[str, int]:
     state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return state, int(parent)
-
-
-def _parent_of(pid: int) -> int:
-    return _stat(pid)[1]

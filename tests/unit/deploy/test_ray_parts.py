@@ -1,0 +1,112 @@
+"""What is shipped to Ray's nodes, and what a process gets there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy.ray.host import node_environ, until_orphaned
+from deploy.ray.node_folder import NodeFolder
+from deploy.ray.spec import (
+    RayCluster,
+    decode,
+    encode,
+    read_resources,
+    shipped_settings,
+    shortages,
+)
+from pdserve.service.config import Config, EngineConfig, TimeoutsConfig, load
+from pdserve.service.settings import ConfigError
+from tests.support.virtual_loop import run_virtual
+
+CONFIG = Config(engine=EngineConfig(kind="fake", threads=3), timeouts=TimeoutsConfig(drain_s=7.5))
+CLUSTER = RayCluster(
+    name="c",
+    counts={"router": 1, "prefill": 2, "decode": 1},
+    settings=shipped_settings(CONFIG),
+    resources={"router": {"CPU": 1}, "prefill": {"CPU": 2, "prefill": 1}, "decode": {}},
+    files={"cluster.secret_file": b"\x00secret\xff" * 8},
+)
+
+
+def test_a_cluster_is_kept_as_it_is() -> None:
+    assert decode(encode(CLUSTER)) == CLUSTER
+    assert CLUSTER.processes() == ["router-0", "prefill-0", "prefill-1", "decode-0"]
+    assert replace(CLUSTER, is_ending=True).processes() == []
+    assert "secret" not in repr(CLUSTER).replace("secret_file", "")
+
+
+def test_its_settings_make_the_same_configuration_on_a_node(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    odd = 'a "quoted" \\ path, ünï\x7f'
+    config = replace(CONFIG, worker=replace(CONFIG.worker, model=odd, routers=("a:1", "b:2")))
+    cluster = replace(CLUSTER, settings=shipped_settings(config))
+    file.write_text(cluster.toml(), encoding="utf-8")
+    assert tomllib.loads(file.read_text())["worker"]["model"] == odd
+    assert load(file) == config
+
+
+def test_files_of_this_machine_are_not_named_on_others() -> None:
+    config = replace(CONFIG, cluster=replace(CONFIG.cluster, secret_file="/here/secret"))
+    assert shipped_settings(config)["cluster.secret_file"] == ""
+
+
+def test_a_drain_may_take_what_the_process_itself_allows() -> None:
+    assert CLUSTER.drain_s == 7.5 + CONFIG.timeouts.lease_s + 1 + 5
+
+
+def test_settings_and_threads_of_the_node_do_not_reach_the_process() -> None:
+    kept = {"PATH": "/bin", "PDSERVE_CACHE_DIR": "/models", "CUDA_VISIBLE_DEVICES": "1"}
+    dropped = {"OMP_NUM_THREADS": "1", "RAY_JOB_ID": "1", "PDSERVE_ENGINE__THREADS": "9"}
+    assert node_environ({**kept, **dropped}) == kept
+
+
+def test_resources_as_a_flag() -> None:
+    assert read_resources("CPU=4, GPU=0.5", "--x") == {"CPU": 4.0, "GPU": 0.5}
+    for wrong in ("CPU", "CPU=", "=1", "CPU=-1", "CPU=inf", "CPU=nan", ""):
+        with pytest.raises(ConfigError, match=r"--x: want NAME=NUMBER.*as in CPU=4,GPU=1"):
+            read_resources(wrong, "--x")
+
+
+def test_a_shortage_says_what_is_short() -> None:
+    nodes = {"a": {"CPU": 1.0}, "b": {"CPU": 3.0, "GPU": 1.0}}
+    assert list(shortages({"decode-0": {"CPU": 3, "GPU": 1}}, nodes)) == []
+    assert list(shortages({"decode-0": {"CPU": 4, "prefill": 1}}, nodes)) == [
+        "decode-0 takes CPU 4, prefill 1, and no node has it (the most on one: CPU 3, prefill 0)"
+    ]
+
+
+def test_an_orphan_notices_it() -> None:
+    parents = [7, 7, 7, 1]
+
+    async def run() -> None:
+        await until_orphaned(lambda: parents.pop(0))
+        assert asyncio.get_running_loop().time() == pytest.approx(1_000.5)
+
+    run_virtual(run())
+
+
+def test_files_on_a_node_are_for_this_user_only_and_those_of_dead_hosts_go(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    folder = NodeFolder(tmp_path, "c.decode-0.1")
+    secret = folder.write("cluster.secret_file", b"x")
+    routers = folder.write_routers(["10.0.0.1:2"])
+    assert stat.S_IMODE(os.stat(secret).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(secret.parent).st_mode) == 0o700
+    folder.write_routers(["10.0.0.2:2", "[::1]:3"])
+    assert routers.read_text() == "10.0.0.2:2\n[::1]:3\n"
+    stale = secret.parent.with_name("ray.c.decode-1.2")
+    stale.mkdir(mode=0o700)
+    (stale / "lock").touch()
+    other = NodeFolder(tmp_path, "c.decode-2.3")
+    assert not stale.exists() and secret.exists()
+    for each in (folder, other):
+        each.remove()
+        each.remove()
+    assert not secret.parent.exists()
