@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import ray
@@ -100,9 +100,9 @@ class KeeperActor:
     async def state(self) -> KeptState | None:
         return await self._keeper.state()
 
-    async def resources(self) -> dict[str, dict[str, float]]:
-        """Role → what Ray sets aside for a process of it."""
-        return self._keeper.resources()
+    async def unplaced(self) -> dict[str, dict[str, float]]:
+        """What the processes take for which Ray has found no node."""
+        return self._keeper.unplaced()
 
 
 class KvStore:
@@ -136,7 +136,7 @@ class RayHosts:
 
     def __init__(self, cluster: str) -> None:
         self._name = cluster
-        self._places = Places(cluster)
+        self._places = Places(cluster, lambda process: find_actor(cluster, process) is not None)
 
     async def names(self) -> set[str]:
         return {process for process in await asyncio.to_thread(living, self._name) if process != KEEPER}
@@ -186,8 +186,8 @@ class RayHosts:
                 return
             await asyncio.sleep(_NAME_PAUSE_S)
 
-    async def reserve(self, cluster: RayCluster | None) -> None:
-        await asyncio.to_thread(self._places.reserve, cluster, kept_clusters)
+    async def reserve(self, cluster: RayCluster | None, used: Collection[str]) -> None:
+        await asyncio.to_thread(self._places.reserve, cluster, used, kept_clusters)
 
 
 class RemoteHost:

@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from deploy.ray.actors import find_actor, living, start_keeper
 from deploy.ray.keeper import KeptState
-from deploy.ray.spec import KEEPER, NAMESPACE, RayCluster, role_of, shortages
+from deploy.ray.spec import KEEPER, NAMESPACE, RayCluster, shortages
 from pdserve.clock import Clock
 from pdserve.errors import WorkerLost
 from pdserve.service.address import split_address
@@ -145,25 +145,21 @@ class RayDriver:
                 return state
             now_s = self._clock.now_s()
             if now_s - started_s >= wait_s:
-                lacks = "; ".join((", ".join(waits) or "a link between the workers", *self._shortages(state)))
+                lacks = "; ".join((", ".join(waits) or "a link between the workers", *self._shortages()))
                 raise WorkerLost(
                     f"{self._name} is not ready in {wait_s:g} s, and goes on; it waits for {lacks}"
                 )
             if now_s - told_s >= _SLOW_S:
                 told_s = now_s
                 self._tell(f"still waiting for {', '.join(waits) or 'a link between the workers'}")
-                for line in self._shortages(state):
+                for line in self._shortages():
                     self._tell(line)
             self._pause.wait(_POLL_S)
 
-    def _shortages(self, state: KeptState) -> list[str]:
+    def _shortages(self) -> list[str]:
         """Which resources the processes lack that Ray finds no place for."""
-        resources = self._ask(self._keeper().resources.remote())
-        placing = {
-            each.id: resources[role_of(each.id)] for each in state.processes if each.state == "placing"
-        }
         nodes = ray._private.state.available_resources_per_node()
-        return list(shortages(placing, nodes))
+        return list(shortages(self._ask(self._keeper().unplaced.remote()), nodes))
 
     def down(self) -> None:
         """Drain and end it; returns when no actor of it is left. Raises WorkerLost if there is no such cluster."""

@@ -156,9 +156,11 @@ class Keeper:
             processes=tuple(_shown(slot) for slot in self._slots.values()),
         )
 
-    def resources(self) -> dict[str, dict[str, float]]:
-        """Role → what Ray sets aside for a process of it; empty if there is nothing to keep."""
-        return {} if self._cluster is None else self._cluster.resources
+    def unplaced(self) -> dict[str, dict[str, float]]:
+        """What the processes take for which Ray has found no node; see `RayCluster.needs`."""
+        if self._cluster is None:
+            return {}
+        return self._cluster.needs([each.process for each in self._slots.values() if each.state == "placing"])
 
     # --- keeping
 
@@ -178,14 +180,14 @@ class Keeper:
                     continue
                 wanted = self._cluster.processes()
                 self._let_go(set(self._slots) - set(wanted))
-                await self._hosts.reserve(self._cluster)
+                await self._hosts.reserve(self._cluster, {*wanted, *self._slots})
                 for process in wanted:
                     if process not in self._slots:
                         self._add(process, group)
                 if self._cluster.is_ending and not self._slots:
                     break
-        await self._hosts.reserve(None)
         await self._store.delete()
+        await self._hosts.reserve(None, ())
         log.info("ray.cluster_ended", cluster=self._cluster.name)
 
     async def _keep(self, cluster: RayCluster) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from deploy.ray.host import HostReport, Prepared, ProcessEnd
@@ -45,8 +45,11 @@ class Hosts(Protocol):
         """Kill it with its process; no error if there is none. Its name is free afterwards, or soon."""
         ...
 
-    async def reserve(self, cluster: RayCluster | None) -> None:
-        """Ask for as many machines as all clusters need, and keep only the groups of places that this one uses."""
+    async def reserve(self, cluster: RayCluster | None, used: Collection[str]) -> None:
+        """Ask for as many machines as all clusters need, and free the places kept for pairs that aren't used.
+
+        used  processes that there are or are to be
+        """
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,15 @@ SECRET = "cluster.secret_file"
 _CLOSING_S = 5.0
 # Transports by which KV moves only between processes of one host.
 _SAME_HOST = ("memfd",)
+
+
+@dataclass(frozen=True, slots=True)
+class PairPlace:
+    """A process as half of a pair on one host. index: 0 = it prefills, 1 = it decodes."""
+
+    number: int
+    index: int
+    other: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +73,38 @@ class RayCluster:
         return longest_drain_s(TimeoutsConfig(**named)) + _CLOSING_S
 
     @property
-    def wants_one_host(self) -> bool:
-        """Whether its first transport moves KV between processes of one host only."""
-        return self.settings["transport.kinds"][0] in _SAME_HOST
+    def is_strict(self) -> bool:
+        """Whether the first transport must be the one."""
+        return bool(self.settings["transport.strict"])
+
+    def pair_of(self, process: str) -> PairPlace | None:
+        """The pair that it forms with a worker of the other role; None if it may lie anywhere.
+
+        Prefill worker n and decode worker n are one if the first transport moves KV between processes of one host
+        only, and Ray has anything to set aside for them.
+        """
+        role, _, number = process.rpartition("-")
+        other = {"prefill": "decode", "decode": "prefill"}.get(role)
+        if other is None or self.settings["transport.kinds"][0] not in _SAME_HOST:
+            return None
+        partner = f"{other}-{number}"
+        takes_none = not (any(self.resources[role].values()) and any(self.resources[other].values()))
+        if takes_none or partner not in self.processes():
+            return None
+        return PairPlace(int(number), ("prefill", "decode").index(role), partner)
+
+    def needs(self, processes: Sequence[str]) -> dict[str, dict[str, float]]:
+        """What each of these takes on one node; a pair that must lie on one is an entry of its own."""
+        found: dict[str, dict[str, float]] = {}
+        for process in processes:
+            pair = self.pair_of(process) if self.is_strict else None
+            if pair is None:
+                found[process] = self.resources[role_of(process)]
+                continue
+            own, others = self.resources[role_of(process)], self.resources[role_of(pair.other)]
+            both = {name: own.get(name, 0.0) + others.get(name, 0.0) for name in {**own, **others}}
+            found[" with ".join(sorted((process, pair.other), reverse=True))] = both
+        return found
 
     def bundles(self) -> list[dict[str, float]]:
         """What its processes take, one entry each."""

@@ -128,6 +128,11 @@ async def on_ray() -> AsyncIterator[OnRay]:
             yield found
 
 
+async def test_a_pair_that_shares_memory_lies_on_one_node(on_ray: OnRay) -> None:
+    raylets = {on_ray.nodes.raylet_of(on_ray.process(id).host_pid or 0) for id in ("prefill-0", "decode-0")}
+    assert len(raylets) == 1
+
+
 async def test_more_decode_workers_and_fewer(on_ray: OnRay) -> None:
     async with on_ray.loaded() as load:
         await asyncio.to_thread(on_ray.driver.scale, {"decode": 3})
@@ -217,4 +222,5 @@ async def test_down_leaves_no_process_and_no_name(on_ray: OnRay) -> None:
     import ray
 
     assert ray.util.list_named_actors(all_namespaces=True) == []
+    assert {each["state"] for each in ray.util.placement_group_table().values()} == {"REMOVED"}
     assert not [command for command in on_ray.nodes.pids().values() if "pdserve.cli" in command]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -112,7 +112,7 @@ class FakeHosts:
         self.made: list[FakeHost] = []
         self.ended: list[str] = []
         self.kept: RayCluster | None = None
-        self.reserved: RayCluster | None = None
+        self.reserved: set[str] | None = None
         self.new: Callable[[FakeHost], None] = lambda host: None
 
     async def names(self) -> set[str]:
@@ -132,8 +132,8 @@ class FakeHosts:
         if self.living.pop(process, None) is not None:
             self.ended.append(process)
 
-    async def reserve(self, cluster: RayCluster | None) -> None:
-        self.reserved = cluster
+    async def reserve(self, cluster: RayCluster | None, used: Collection[str]) -> None:
+        self.reserved = set(used)
 
     async def load(self) -> RayCluster | None:
         return self.kept
@@ -305,7 +305,7 @@ def test_down_drains_routers_first_and_leaves_nothing() -> None:
         await asyncio.wait_for(it.task, 60)
         assert it.hosts.ended[0] == "router-0" and len(it.hosts.ended) == 3
         assert all(host.was_drained for host in it.hosts.made)
-        assert it.hosts.kept is None and it.hosts.reserved is None and not it.hosts.living
+        assert it.hosts.kept is None and it.hosts.reserved == set() and not it.hosts.living
 
     kept(run)
 

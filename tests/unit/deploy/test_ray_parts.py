@@ -14,6 +14,7 @@ import pytest
 from deploy.ray.host import node_environ, until_orphaned
 from deploy.ray.node_folder import NodeFolder
 from deploy.ray.spec import (
+    PairPlace,
     RayCluster,
     decode,
     encode,
@@ -80,6 +81,29 @@ def test_a_shortage_says_what_is_short() -> None:
     assert list(shortages({"decode-0": {"CPU": 4, "prefill": 1}}, nodes)) == [
         "decode-0 takes CPU 4, prefill 1, and no node has it (the most on one: CPU 3, prefill 0)"
     ]
+
+
+def test_workers_that_share_memory_are_pairs() -> None:
+    cluster = replace(CLUSTER, resources={**CLUSTER.resources, "decode": {"CPU": 1}})
+    assert cluster.pair_of("prefill-0") == PairPlace(0, 0, "decode-0")
+    assert cluster.pair_of("decode-0") == PairPlace(0, 1, "prefill-0")
+    assert cluster.pair_of("prefill-1") is None  # there is no decode-1
+    assert cluster.pair_of("router-0") is None
+    assert CLUSTER.pair_of("prefill-0") is None  # nothing is set aside for decode workers
+    apart = replace(cluster, settings={**cluster.settings, "transport.kinds": ["stream"]})
+    assert apart.pair_of("prefill-0") is None
+
+
+def test_a_pair_that_must_lie_on_one_node_needs_the_sum() -> None:
+    cluster = replace(
+        CLUSTER,
+        resources={**CLUSTER.resources, "decode": {"CPU": 1}},
+        settings={**CLUSTER.settings, "transport.strict": True},
+    )
+    assert cluster.needs(["prefill-0", "decode-0", "prefill-1"]) == {
+        "prefill-0 with decode-0": {"CPU": 3, "prefill": 1},
+        "prefill-1": {"CPU": 2, "prefill": 1},
+    }
 
 
 def test_an_orphan_notices_it() -> None:
