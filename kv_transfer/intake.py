@@ -43,16 +43,16 @@ class IntakePort(Protocol):
     def send(self, frame: Frame) -> None: ...
     def post_receive(self, tag: int, into: ByteSpan) -> None: ...
     def divert(self) -> None: ...
-    def read_remote(self, reads: list[RemoteRead]) -> bool: ...
+    def read_remote(self, tag: int, reads: list[RemoteRead]) -> bool: ...
 
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """One asking: which piece of which lease, and where it goes."""
+    """One asking: a piece of a lease or, where D reads itself, a run of them."""
 
     lease: ReceiveLease
-    piece: int
-    into: ByteSpan
+    pieces: range
+    num_bytes: int
 
 
 class Intake:
@@ -111,82 +111,98 @@ class Intake:
         now_s = self._clock.now_s()
         asked: dict[int, list[PulledPiece]] = {}
         num_asked = 0
-        while num_asked < MAX_PULLED_PIECES and (found := self._next()) is not None:
-            lease, piece = found
-            block, offset, num_bytes = self.pieces.span(piece)
-            into = ByteSpan(lease.block_ids[block] * self.pieces.block_bytes + offset, num_bytes)
-            tag = self._ask(lease, piece, into, now_s)
+        while num_asked < MAX_PULLED_PIECES and (found := self._next(1)) is not None:
+            lease, pieces_found = found
+            block, offset, num_bytes = self.pieces.span(pieces_found.start)
+            tag = self._ask(lease, pieces_found, num_bytes, now_s)
             pulled = PulledPiece(tag, lease.num_skip + block, offset, num_bytes)
             asked.setdefault(lease.lease_id, []).append(pulled)
             num_asked += 1
         for lease_id, pieces in asked.items():
             if not self._port.can_divert:
                 for pulled in pieces:
-                    self._port.post_receive(pulled.tag, self._asked[pulled.tag].into)
+                    self._port.post_receive(pulled.tag, self._into(self._asked[pulled.tag]))
             self._port.send(Pull(lease_id, tuple(pieces)))
 
     def _read(self) -> list[ReceiveLease]:
         """First all asking, then all copies, then all notes: in between, copies would empty the CPU's caches."""
-        now_s, pieces = self._clock.now_s(), self.pieces
-        reads: list[RemoteRead] = []
-        left_bytes, largest, block_bytes = pieces.piece_bytes, pieces.largest, pieces.block_bytes
-        while left_bytes >= largest and (found := self._next()) is not None:
-            lease, piece = found
-            block, offset, num_bytes = pieces.span(piece)
-            into = ByteSpan(lease.block_ids[block] * block_bytes + offset, num_bytes)
-            start = lease.remote_ids[block] * block_bytes + offset
-            reads.append(RemoteRead(self._ask(lease, piece, into, now_s), start, into))
-            left_bytes -= num_bytes
-        if not reads or not self._port.read_remote(reads):
-            return []
         now_s = self._clock.now_s()
-        leases: dict[int, ReceiveLease] = {}
-        for tag, _start, _into in reads:
-            lease = self._written(self._forget(tag), now_s)
-            leases[lease.lease_id] = lease
-        return list(leases.values())
+        left = self.pieces.piece_bytes // self.pieces.largest
+        share = max(1, left // max(1, len(self._rotation)))
+        runs: list[tuple[int, list[RemoteRead]]] = []
+        while left and (found := self._next(min(share, left))) is not None:
+            lease, run = found
+            reads = self._reads(lease, run)
+            runs.append((self._ask(lease, run, sum(read[2] for read in reads), now_s), reads))
+            left -= len(run)
+        done = [tag for tag, reads in runs if self._port.read_remote(tag, reads)]
+        now_s = self._clock.now_s()
+        return [self._written(self._forget(tag), now_s) for tag in done]
 
-    def _next(self) -> tuple[ReceiveLease, int] | None:
-        """The piece to ask for now, leases in rotation; None if there is none, or no room for one."""
+    def _reads(self, lease: ReceiveLease, run: range) -> list[RemoteRead]:
+        """All pieces of the blocks that the run touches, cut to the run: much cheaper than one by one."""
+        block_bytes, per_block, parts = (
+            self.pieces.block_bytes,
+            self.pieces.pieces_per_block,
+            self.pieces.parts,
+        )
+        first, last = run.start // per_block, -(-run.stop // per_block)
+        reads = [
+            (theirs * block_bytes + offset, ours * block_bytes + offset, num_bytes)
+            for theirs, ours in zip(lease.remote_ids[first:last], lease.block_ids[first:last], strict=True)
+            for offset, num_bytes in parts
+        ]
+        return reads[run.start - first * per_block : run.stop - first * per_block]
+
+    def _next(self, most: int) -> tuple[ReceiveLease, range] | None:
+        """The run of at most so many pieces to ask for now, leases in rotation; None if there is none, or no room."""
         while self._rotation and self._has_room():
             lease = self._rotation.popleft()
-            piece = self._next_piece(lease)
-            if piece is not None:
+            run = self._next_pieces(lease, max(1, min(most, self._room_bytes() // self.pieces.largest)))
+            if run:
                 self._rotation.append(lease)
-                return lease, piece
+                return lease, run
             lease.is_in_rotation = False
         return None
 
     def _has_room(self) -> bool:
         if len(self._asked) >= _MAX_OUTSTANDING:
             return False
-        return self._asked_bytes == 0 or self._asked_bytes + self.pieces.largest <= self._window_bytes
+        return self._asked_bytes == 0 or self._room_bytes() >= self.pieces.largest
 
-    def _next_piece(self, lease: ReceiveLease) -> int | None:
-        """Of this lease: first those that came wrong, then the next one offered."""
+    def _room_bytes(self) -> int:
+        return self._window_bytes - self._asked_bytes
+
+    def _next_pieces(self, lease: ReceiveLease, most: int) -> range:
+        """Of this lease: first those that came wrong, then the next ones offered."""
         if lease.again:
-            return lease.again.popleft()
+            piece = lease.again.popleft()
+            return range(piece, piece + 1)
         num_offered = (lease.upto - lease.num_skip) * self.pieces.pieces_per_block
-        if lease.next_piece >= num_offered:
-            return None
-        lease.next_piece += 1
-        return lease.next_piece - 1
+        run = range(lease.next_piece, min(lease.next_piece + most, num_offered))
+        lease.next_piece += len(run)
+        return run
 
-    def _ask(self, lease: ReceiveLease, piece: int, into: ByteSpan, now_s: float) -> int:
+    def _ask(self, lease: ReceiveLease, run: range, num_bytes: int, now_s: float) -> int:
         """Note the asking, and give it a tag."""
-        if lease.pieces[piece] != UNASKED:
-            raise InvariantViolated("a piece asked for twice", lease_id=lease.lease_id, piece=piece)
+        if lease.pieces.count(UNASKED, run.start, run.stop) != len(run):
+            raise InvariantViolated("a piece asked for twice", lease_id=lease.lease_id, pieces=run)
         tag = self._next_tag
         self._next_tag += 1
-        self._asked[tag] = _Asked(lease, piece, into)
-        self._asked_bytes += into.num_bytes
-        lease.pieces[piece] = ASKED
+        self._asked[tag] = _Asked(lease, run, num_bytes)
+        self._asked_bytes += num_bytes
+        lease.pieces[run.start : run.stop] = bytes((ASKED,)) * len(run)
         if lease.num_asked == lease.num_written:
             lease.progress_s = now_s
-        lease.num_asked += 1
+        lease.num_asked += len(run)
         if lease.first_pull_s is None:
             lease.first_pull_s = now_s
         return tag
+
+    def _into(self, asked: _Asked) -> ByteSpan:
+        """Where the piece asked for by a PULL goes."""
+        block, offset, num_bytes = self.pieces.span(asked.pieces.start)
+        return ByteSpan(asked.lease.block_ids[block] * self.pieces.block_bytes + offset, num_bytes)
 
     # --- arriving
 
@@ -198,10 +214,10 @@ class Intake:
             if num_bytes > self.pieces.largest:
                 raise _wrong_size(want=self.pieces.largest, got=num_bytes)
             return None
-        if asked.into.num_bytes != num_bytes:
-            raise _wrong_size(want=asked.into.num_bytes, got=num_bytes)
+        if asked.num_bytes != num_bytes:
+            raise _wrong_size(want=asked.num_bytes, got=num_bytes)
         self._arriving = data.tag
-        return asked.into
+        return self._into(asked)
 
     def on_data(self, data: Data) -> ReceiveLease | KvCorrupt | None:
         """A payload is complete. returns: its lease; the error that ends it; None if nobody waited for it."""
@@ -210,9 +226,9 @@ class Intake:
         self._arriving = None
         asked = self._forget(data.tag)
         kind = self._port.checksum
-        if kind is None or self._pool.checksum(kind, asked.into) == data.checksum:
+        if kind is None or self._pool.checksum(kind, self._into(asked)) == data.checksum:
             return self._written(asked, self._clock.now_s())
-        lease, piece = asked.lease, asked.piece
+        lease, piece = asked.lease, asked.pieces.start
         count(self._metrics.corrupt, self._port.peer.id)
         log.warning(
             "piece.corrupt",
@@ -248,24 +264,24 @@ class Intake:
 
     def _forget(self, tag: int) -> _Asked:
         asked = self._asked.pop(tag)
-        self._asked_bytes -= asked.into.num_bytes
+        self._asked_bytes -= asked.num_bytes
         return asked
 
     def _written(self, asked: _Asked, now_s: float) -> ReceiveLease:
-        lease = asked.lease
-        if lease.pieces[asked.piece] != ASKED:
-            raise InvariantViolated("a piece written twice", lease_id=lease.lease_id, piece=asked.piece)
-        lease.pieces[asked.piece] = WRITTEN
-        lease.num_written += 1
-        lease.received_bytes += asked.into.num_bytes
+        lease, run = asked.lease, asked.pieces
+        if lease.pieces.count(ASKED, run.start, run.stop) != len(run):
+            raise InvariantViolated("a piece written twice", lease_id=lease.lease_id, pieces=run)
+        lease.pieces[run.start : run.stop] = bytes((WRITTEN,)) * len(run)
+        lease.num_written += len(run)
+        lease.received_bytes += asked.num_bytes
         lease.last_data_s = lease.progress_s = now_s
-        self._metrics.received_bytes += asked.into.num_bytes
-        self._metrics.received_pieces += 1
-        block = asked.piece // self.pieces.pieces_per_block
-        lease.blocks_left[block] -= 1
-        if lease.blocks_left[block] == 0:
-            lease.num_full_blocks += 1
-            self._grown[lease.lease_id] = lease
+        self._metrics.received_bytes += asked.num_bytes
+        self._metrics.received_pieces += len(run)
+        per_block = self.pieces.pieces_per_block
+        for begin in range(run.start // per_block * per_block, run.stop, per_block):
+            if lease.pieces.count(WRITTEN, begin, begin + per_block) == per_block:
+                lease.num_full_blocks += 1
+                self._grown[lease.lease_id] = lease
         return lease
 
     def take_grown(self) -> list[ReceiveLease]:

@@ -89,7 +89,6 @@ class ReceiveLease:
     retried: set[int] = field(default_factory=set)
     num_asked: int = 0
     num_written: int = 0
-    blocks_left: list[int] = field(default_factory=list)
     num_full_blocks: int = 0
     num_reported_blocks: int = 0
     received_bytes: int = 0

@@ -197,8 +197,8 @@ class Link:
     def divert(self) -> None:
         self._channel.divert()
 
-    def read_remote(self, reads: list[RemoteRead]) -> bool:
-        return self._channel.read_remote(reads)
+    def read_remote(self, tag: int, reads: list[RemoteRead]) -> bool:
+        return self._channel.read_remote(tag, reads)
 
     def _send(self, frame: Frame) -> None:
         self._channel.send(encode(frame, self.generation))

@@ -28,8 +28,15 @@ class BlockPieces:
         """Bytes of the largest piece."""
         return min(self.piece_bytes, self.block_bytes)
 
+    @cached_property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """(offset, length) of each piece of a block."""
+        return tuple(
+            (offset, min(self.piece_bytes, self.block_bytes - offset))
+            for offset in range(0, self.block_bytes, self.piece_bytes)
+        )
+
     def span(self, piece: int) -> tuple[int, int, int]:
         """(block, offset, length) of a piece; the block counted from the first expected one."""
         block, part = divmod(piece, self.pieces_per_block)
-        offset = part * self.piece_bytes
-        return block, offset, min(self.piece_bytes, self.block_bytes - offset)
+        return block, *self.parts[part]

@@ -97,7 +97,6 @@ class Receiver:
             upto=message.num_skip,
             progress_s=self._clock.now_s(),
             pieces=bytearray(num_expected * self._intake.pieces.pieces_per_block),
-            blocks_left=[self._intake.pieces.pieces_per_block] * num_expected,
             name=message.name,
         )
         self.leases.open(lease)

@@ -7,7 +7,6 @@ is in the middle of a copy when the owner dies reads on.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -16,7 +15,7 @@ import weakref
 import structlog
 
 from pdserve.errors import InvalidRequest, InvariantViolated
-from pdserve.kv_memory import HostMemory
+from pdserve.kv_memory import ByteSpan, HostMemory
 from pdserve.shared_mapping import SharedMapping
 
 MEMFD = "memfd"
@@ -94,11 +93,11 @@ class MappedPool:
         self._num_bytes = num_bytes
         self._address = self._mapping.address
 
-    def copy(self, start: int, target: int, num_bytes: int) -> None:
-        """Copy from here to an address of this process. At the speed of memory; its other threads run meanwhile."""
-        if not 0 <= start <= start + num_bytes <= self._num_bytes:
-            raise InvariantViolated("a read outside of the peer's pool", start=start, num_bytes=num_bytes)
-        ctypes.memmove(target, self._address + start, num_bytes)
+    def address(self, span: ByteSpan) -> int:
+        """Where the bytes of a span lie in this process. Raises InvariantViolated if they aren't in the pool."""
+        if not 0 <= span.start <= span.end <= self._num_bytes:
+            raise InvariantViolated("a read outside of the peer's pool", span=span)
+        return self._address + span.start
 
     def close(self) -> None:
         """Nothing may be read from here on. Idempotent."""

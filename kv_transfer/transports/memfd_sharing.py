@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -69,18 +70,20 @@ class MemfdSharing:
         self.is_read = True
 
     def read(self, reads: Sequence[RemoteRead]) -> None:
-        """Copy from P's pool into this one's: what are neighbours in both, in one. At least one read."""
-        begin, target, num_bytes = reads[0].start, reads[0].into.start, 0
-        for _tag, start, into in reads:
-            if start != begin + num_bytes or into.start != target + num_bytes:
-                self._copy(begin, ByteSpan(target, num_bytes))
-                begin, target, num_bytes = start, into.start, 0
-            num_bytes += into.num_bytes
-        self._copy(begin, ByteSpan(target, num_bytes))
+        """Copy from P's pool into this one's: what are neighbours in both, in one. At least one read.
 
-    def _copy(self, start: int, into: ByteSpan) -> None:
+        At the speed of memory; other threads of the process run meanwhile.
+        """
         assert self._pool is not None
-        self._pool.copy(start, self._memory.address(into), into.num_bytes)
+        theirs = _origin(self._pool, [(start, length) for start, _into, length in reads])
+        ours = _origin(self._memory, [(into, length) for _start, into, length in reads])
+        begin, target, num_bytes = reads[0][0], reads[0][1], 0
+        for start, into, length in reads:
+            if start != begin + num_bytes or into != target + num_bytes:
+                ctypes.memmove(ours + target, theirs + begin, num_bytes)
+                begin, target, num_bytes = start, into, 0
+            num_bytes += length
+        ctypes.memmove(ours + target, theirs + begin, num_bytes)
 
     # --- the end
 
@@ -92,3 +95,9 @@ class MemfdSharing:
         self._came.clear()
         if self._pool is not None:
             self._pool.close()
+
+
+def _origin(memory: KvMemory | MappedPool, spans: Sequence[tuple[int, int]]) -> int:
+    """Where its byte 0 lies. All spans are looked at as one: that costs a fraction of a look at each."""
+    low = min(spans)[0]
+    return memory.address(ByteSpan(low, max(start + length for start, length in spans) - low)) - low

@@ -18,18 +18,14 @@ P sends each piece that was asked for, in that order, and both learn by polling 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from kv_transfer.frames import Data, Frame
 from pdserve.kv_memory import ByteSpan
 
-
-class RemoteRead(NamedTuple):
-    """A run of bytes of P's pool, by where it begins there, that D reads itself."""
-
-    tag: int
-    start: int
-    into: ByteSpan
+RemoteRead = tuple[int, int, int]
+"""A run of bytes that D reads itself: where it begins in P's pool, where in D's, and its length. Plain, because one is
+made for each piece."""
 
 
 class Sink(Protocol):
@@ -151,8 +147,8 @@ class Channel(Protocol):
         """Nothing more is written to where `place` said the payload now arriving goes. Only if `can_divert`."""
         ...
 
-    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
-        """Copy out of P's pool. True: all are done; False: `on_done(tag)` follows for each."""
+    def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
+        """Copy out of P's pool. True: all are done; False: `on_done(tag)` follows when they are."""
         ...
 
     def receive(self, sink: Sink) -> bool:

@@ -308,9 +308,9 @@ class StreamChannel:
     def post_receive(self, tag: int, into: ByteSpan) -> None:
         raise InvariantViolated("a stream has no posted receives", tag=tag, into=into)
 
-    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
+    def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
         if self.sharing is None or not self.sharing.is_read:
-            raise InvariantViolated("the peer's pool isn't shared", num_reads=len(reads))
+            raise InvariantViolated("the peer's pool isn't shared", tag=tag)
         self.sharing.read(reads)
         return True
 

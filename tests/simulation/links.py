@@ -151,7 +151,7 @@ class SimChannel(FaultyChannel):
         peer = inner.peer.removeprefix("mem://")
         self._way = f"{network.name}>{peer}"
         self._back = f"{peer}>{network.name}"
-        self._reads: dict[int, int | None] = {}
+        self._reads: dict[int, list[int | None]] = {}
         self._sink = _WatchedSink(self)
 
     def send(self, wire: bytes) -> None:
@@ -166,13 +166,13 @@ class SimChannel(FaultyChannel):
             self._tape.message(self._way + " sends", _frame(wire))
         super().send_piece(wire, span)
 
-    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
-        block_ids = {read.tag: self._watch.block_of(read.into) for read in reads}
-        for block_id in block_ids.values():
+    def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
+        block_ids = [self._watch.block_of(ByteSpan(into, num_bytes)) for _start, into, num_bytes in reads]
+        for block_id in block_ids:
             self._watch.writes(block_id, BlockState.GRANTED)
-        done = super().read_remote(reads)
+        done = super().read_remote(tag, reads)
         if not done:
-            self._reads.update(block_ids)
+            self._reads[tag] = block_ids
         return done
 
     def receive(self, sink: Sink) -> bool:
@@ -193,7 +193,8 @@ class SimChannel(FaultyChannel):
 
     def on_done(self, tag: int) -> None:
         """A read is done, or a posted receive is over; its lease may have ended meanwhile."""
-        self._watch.writes(self._reads.pop(tag, None), BlockState.GRANTED, BlockState.QUARANTINED)
+        for block_id in self._reads.pop(tag, ()):
+            self._watch.writes(block_id, BlockState.GRANTED, BlockState.QUARANTINED)
 
 
 class _WatchedSink:

@@ -170,8 +170,8 @@ class FaultyChannel:
     def divert(self) -> None:
         self._inner.divert()
 
-    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
-        return self._inner.read_remote(reads)
+    def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
+        return self._inner.read_remote(tag, reads)
 
     def receive(self, sink: Sink) -> bool:
         self._release()

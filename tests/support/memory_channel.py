@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 from kv_transfer.frames import Data
@@ -146,28 +147,37 @@ class MemoryChannel:
     def divert(self) -> None:
         """Pieces arrive whole."""
 
-    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
+    def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
         """Without a copy_delay the bytes are read now; with one, each when its copy is done."""
-        for read in reads:
-            self._read(read)
-        return self._wires.copy_delay is None
-
-    def _read(self, read: RemoteRead) -> None:
         if self.remote_memory is None:
             raise InvariantViolated("a one-sided read without a remote pool", peer=self.peer_name)
-        source = self.remote_memory.at(ByteSpan(read.start, read.into.num_bytes))
-        target = self._memory.at(read.into)
+        under_way = deque(self._copy(*read) for read in reads)
         if self._wires.copy_delay is None:
-            target[:] = source
-            return
+            for copy in under_way:
+                copy()
+            return True
         self._num_pending_reads += 1
 
-        def copied() -> None:
-            target[:] = source
-            self._reads_done.append(read.tag)
-            self._wake()
+        def copied(copy: Callable[[], None]) -> None:
+            copy()
+            under_way.pop()
+            if not under_way:
+                self._reads_done.append(tag)
+                self._wake()
 
-        self._wires.schedule(self._wires.copy_delay(), copied)
+        for copy in list(under_way):
+            self._wires.schedule(self._wires.copy_delay(), partial(copied, copy))
+        return False
+
+    def _copy(self, start: int, into: int, num_bytes: int) -> Callable[[], None]:
+        assert self.remote_memory is not None
+        source = self.remote_memory.at(ByteSpan(start, num_bytes))
+        target = self._memory.at(ByteSpan(into, num_bytes))
+
+        def copy() -> None:
+            target[:] = source
+
+        return copy
 
     def receive(self, sink: Sink) -> bool:
         while self._reads_done:

@@ -33,9 +33,7 @@ def _descriptor(memory: MemfdMemory) -> int:
 
 
 def _read(pool: MappedPool, start: int, num_bytes: int) -> bytes:
-    into = ctypes.create_string_buffer(num_bytes)
-    pool.copy(start, ctypes.addressof(into), num_bytes)
-    return into.raw
+    return ctypes.string_at(pool.address(ByteSpan(start, num_bytes)), num_bytes)
 
 
 def test_what_the_owner_writes_is_what_the_other_reads() -> None:

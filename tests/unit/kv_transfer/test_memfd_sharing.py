@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from kv_transfer.frames import Data, Frame, Memory
 from kv_transfer.framing import encode
 from kv_transfer.transports.memfd_sharing import MemfdSharing
-from kv_transfer.transports.port import RemoteRead
 from kv_transfer.transports.stream_channel import StreamChannel
 from pdserve.errors import InvalidRequest
 from pdserve.kv_memory import ByteSpan, HostMemory
@@ -99,7 +98,7 @@ def test_one_descriptor_is_mapped_and_read(ends: tuple[StreamChannel, socket.soc
     far.send(wire[3:])
     taker = _receive(channel)
     assert taker.error is None and channel.transport == "memfd"
-    assert channel.read_remote([RemoteRead(1, 100, ByteSpan(7, 5))])
+    assert channel.read_remote(1, [(100, 7, 5)])
     assert bytes(channel._memory.view(ByteSpan(7, 5))) == b"hello"
 
 
@@ -115,12 +114,7 @@ def test_neighbours_are_read_in_one_and_all_the_same(
     sharing.expect_memory()
     sharing.arrived([(socket.SOL_SOCKET, socket.SCM_RIGHTS, _passed(theirs))])
     sharing.take_memory(theirs.num_bytes)
-    sharing.read(
-        [
-            RemoteRead(n, 9 * source, ByteSpan(9 * target, 9))
-            for n, (source, target) in enumerate(zip(sources, targets))
-        ]
-    )
+    sharing.read([(9 * source, 9 * target, 9) for source, target in zip(sources, targets)])
     sharing.close()
     want = bytearray(6 * 9)
     for source, target in zip(sources, targets):
