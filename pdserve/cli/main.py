@@ -10,6 +10,7 @@ import argparse
 import gc
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,7 @@ class _Parser(argparse.ArgumentParser):
 
 def console() -> int:
     """`main` as the last thing that a process does: what `pdserve` and `python -m pdserve.cli` run."""
+    _end_when_told()
     # gRPC's core writes lines of its own to standard error about what our one line says (a port in use).
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     code = main()
@@ -93,6 +95,12 @@ def console() -> int:
     # grpc loaded, 1 s with torch, in which a restarted worker is missed and a shell waits.
     gc.freeze()
     return code
+
+
+def _end_when_told() -> None:
+    """End by SIGTERM as PID 1 of a container too, for which the kernel has no default: until something serves."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
