@@ -138,6 +138,7 @@ async def test_a_worker_serves_a_model_and_drains_as_pid_one(
     folder = write_random_model(settings / "model")
     for name, content in Tokenizer.fake(SMALL["vocab_size"]).files.items():
         (folder / name).write_bytes(content)
+    (folder / "model.safetensors").chmod(0o644)  # the container's user isn't ours
     worker = builder.image("worker-cpu")
     code, said = run(worker, tmp_path / "version", settings, "version")
     assert code == 0, said

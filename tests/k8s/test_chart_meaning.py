@@ -228,6 +228,18 @@ def test_who_may_reach_what() -> None:
     assert [rule["ports"][0]["port"] for rule in closed["ingress"]] == ["workers"]
 
 
+def test_workers_check_the_name_of_the_clients_service(tmp_path: Path) -> None:
+    tls = config_of(render(VALUE_SETS["keys-and-tls"]), "decode", tmp_path).tls
+    assert (tls.server_name, tls.cert_file) == ("chat-pdserve.llm.svc", "")
+    tls = config_of(render(VALUE_SETS["mutual-tls"]), "decode", tmp_path).tls
+    assert (tls.server_name, tls.cert_file) == ("llm.example.com", "/etc/pdserve/tls/tls.crt")
+    [asks, does_not] = [
+        config_of(render(VALUE_SETS[name]), "router", tmp_path).tls.ca_file
+        for name in ("mutual-tls", "keys-and-tls")
+    ]
+    assert (asks, does_not) == ("/etc/pdserve/authorities/ca.crt", "")
+
+
 def test_the_drawn_secret_is_long_enough() -> None:
     [secret] = [each for each in render() if each["kind"] == "Secret"]
     assert len(secret["data"]["secret"]) >= 32 * 4 / 3

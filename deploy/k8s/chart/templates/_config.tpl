@@ -14,6 +14,11 @@ All take (dict "root" $ "component" "router" | "prefill" | "decode").
 {{- mustMergeOverwrite (dict) (deepCopy .root.Values.config) (deepCopy $own) | toJson }}
 {{- end }}
 
+{{/* What the routers' certificate is for. */}}
+{{- define "pdserve.serverName" -}}
+{{- .Values.tls.serverName | default (printf "%s.%s.svc" (include "pdserve.fullname" .) .Release.Namespace) }}
+{{- end }}
+
 {{/* All settings of the file; JSON. */}}
 {{- define "pdserve.config" -}}
 {{- $values := .root.Values }}
@@ -53,9 +58,8 @@ All take (dict "root" $ "component" "router" | "prefill" | "decode").
 {{- /* A worker may be given the other role, and each pool has one pod more during a rollout. */}}
 {{- $_ := set $derived "worker" (dict "max_links" (max 16 (add $prefill $decode 2))) }}
 {{- if $values.tls.routers }}
-{{- $service := printf "%s.%s.svc" (include "pdserve.fullname" .root) .root.Release.Namespace }}
 {{- $_ := set $tls "ca_file" "/etc/pdserve/authorities/ca.crt" }}
-{{- $_ := set $tls "server_name" ($values.tls.serverName | default $service) }}
+{{- $_ := set $tls "server_name" (include "pdserve.serverName" .root) }}
 {{- end }}
 {{- if $values.tls.workers }}
 {{- $_ := set $tls "cert_file" "/etc/pdserve/tls/tls.crt" }}

@@ -104,6 +104,7 @@ spec:
     runAsUser: 65532
     runAsGroup: 65532
     fsGroup: 65532
+    fsGroupChangePolicy: OnRootMismatch # not each file of a model, at each start
     seccompProfile: {type: RuntimeDefault}
   {{- with .root.Values.image.pullSecrets }}
   imagePullSecrets:
