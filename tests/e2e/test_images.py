@@ -19,24 +19,14 @@ from pdserve.client import AsyncClient
 from pdserve.service.config import EngineConfig
 from pdserve.tokenizer import Tokenizer
 from tests.support.asking import Question, ask, at_rest
-from tests.support.containers import PidOne, container, needs_namespaces
-from tests.support.dockerfile import Builder, Image, read_stages
-from tests.support.readme import ROOT
+from tests.support.containers import PidOne, container
+from tests.support.dockerfile import DOCKERFILE, Builder, Image, read_stages
 from tests.support.waiting import until
 from tests.unit.engine_torch.random_model import SMALL, write_random_model
 
-DOCKERFILE = ROOT / "deploy" / "images" / "Dockerfile"
 SECRET = "for the processes of this test only, 32 bytes\n"
 FAKE = ("--engine", "fake", "--engine.num-blocks", "512")
 TINY = ("--model", "/etc/pdserve/model", "--engine.num-blocks", "128", "--threads", "1")
-
-
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    """torch comes from where this machine's pip finds it."""
-    needs_namespaces()
-    folder = tmp_path_factory.mktemp("images")
-    return Builder(DOCKERFILE, ROOT, folder, {"CPU_WHEELS": "", "CUDA_WHEELS": ""})
 
 
 @pytest.fixture

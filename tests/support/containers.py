@@ -37,15 +37,59 @@ def needs_namespaces() -> None:
         pytest.skip(f"needs Python 3.11 at {DEBIAN_PYTHON}, as the runtime image has it")
 
 
+class Network:
+    """A network of its own, with loopback only: addresses 127.x.y.z, and every port free. A context manager.
+
+    hosts  lines of /etc/hosts, which stand for DNS
+    """
+
+    def __init__(self, hosts: str) -> None:
+        self.hosts = hosts
+        # It says that the interface is up, and stays until its input is closed.
+        script = "ip link set lo up && echo up && exec cat"
+        command = ["unshare", "--net", "/bin/sh", "-c", script]
+        self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == b"up\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._holder.communicate()
+
+    @property
+    def enter(self) -> list[str]:
+        """What a command begins with to run in it."""
+        return ["nsenter", f"--net=/proc/{self._holder.pid}/ns/net"]
+
+    def answers(self, url: str) -> bool:
+        """Whether an HTTP server in it says 200."""
+        script = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)"
+        command = [*self.enter, sys.executable, "-c", script, url]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 class PidOne:
     """A program as PID 1 of a namespace: this machine's processes see it under another number.
 
     A context manager; kills it at the end if it still runs.
     """
 
-    def __init__(self, command: list[str], log: Path, environ: Mapping[str, str], *unshare: str) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        log: Path,
+        environ: Mapping[str, str],
+        *unshare: str,
+        network: Network | None = None,
+    ) -> None:
         self._log = log
         namespaces = ["unshare", "--pid", "--fork", "--kill-child=KILL", *unshare]
+        if network is not None:
+            namespaces = [*network.enter, *namespaces]
         with log.open("wb") as output:
             self._unshare = subprocess.Popen(
                 [*namespaces, *command], env=dict(environ), stdout=output, stderr=subprocess.STDOUT
@@ -85,15 +129,25 @@ class PidOne:
         return self._log.read_text(errors="replace")[-4000:]
 
 
-def container(image: Image, folder: Path, *arguments: str, settings: Path) -> PidOne:
+def container(
+    image: Image,
+    folder: Path,
+    *arguments: str,
+    settings: Path,
+    environ: Mapping[str, str] | None = None,
+    network: Network | None = None,
+) -> PidOne:
     """Start it; its output goes to folder/log.
 
     settings  a folder that it sees as /etc/pdserve
+    environ   beside the image's
     """
     for name in ("upper", "work", "mounted"):
         (folder / name).mkdir(parents=True)
     copy_tree(image.root, folder / "upper", "--link")
     (folder / "upper/etc/pdserve").mkdir(parents=True)
+    if network is not None:
+        (folder / "upper/etc/hosts").write_text(network.hosts)
     hidden = "\n".join(f'mount --bind /dev/null "$ROOT{shell}"' for shell in _SHELLS)
     script = f"""{MOUNT}
 mount --bind "$SETTINGS" "$ROOT/etc/pdserve"
@@ -101,7 +155,7 @@ mount -t tmpfs -o mode=1777 tmpfs "$ROOT/tmp"
 {hidden}
 mount -o remount,ro "$ROOT"
 cd /
-exec env -i {" ".join(f'"{name}={value}"' for name, value in image.environ.items())} \
+exec env -i {" ".join(f'"{name}={value}"' for name, value in {**image.environ, **(environ or {})}.items())} \
     "$(command -v chroot)" --userspec={image.user} "$ROOT" "$@"
 """
     variables = {
@@ -112,7 +166,7 @@ exec env -i {" ".join(f'"{name}={value}"' for name, value in image.environ.items
         "PATH": "/usr/bin:/bin:/usr/sbin",
     }
     command = ["/bin/sh", "-c", script, "container", *image.entrypoint, *arguments]
-    return PidOne(command, folder / "log", variables, "--mount")
+    return PidOne(command, folder / "log", variables, "--mount", network=network)
 
 
 def python_as_pid_one(log: Path, *arguments: str) -> PidOne:

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = ROOT / "deploy" / "images" / "Dockerfile"
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 # Debian's own is that of the runtime image; this one builds.
 _BUILDER_PATH = f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin"
