@@ -159,7 +159,11 @@ class Link:
     @property
     def is_stranger(self) -> bool:
         """Somebody who came by itself and hasn't proven anything yet."""
-        return self._dialled is None and not self.is_proven and self.phase is not LinkPhase.DOWN
+        return not self._is_known and self.phase is not LinkPhase.DOWN
+
+    @property
+    def _is_known(self) -> bool:
+        return self._dialled is not None or self.is_proven
 
     @property
     def is_up(self) -> bool:
@@ -351,9 +355,8 @@ class Link:
         )
         mine = self._handshake.facts
         if breaks_determinism(mine, theirs.facts):
-            log.warning(
-                "link.not_deterministic", peer=self.peer.id, mine=mine.numerics, theirs=theirs.facts.numerics
-            )
+            differ = {"mine": mine.numerics, "theirs": theirs.facts.numerics}
+            log.warning("link.not_deterministic", peer=self.peer.id, **differ)
         self._keeper.went_up(self)
 
     # --- turns, time and the end
@@ -365,9 +368,7 @@ class Link:
             if self.side is not None:
                 self.side.turn()
         except PdserveError as error:
-            if isinstance(error, InvalidRequest):
-                is_known = self._dialled is not None or self.is_proven
-                count(self._metrics.malformed, self.peer_name if is_known else "unknown")
+            self._metrics.link_ended(error, self.peer_name if self._is_known else "unknown")
             self.end(error)
             return False
         if self.phase is LinkPhase.DOWN:
@@ -436,8 +437,7 @@ class Link:
             self.side.on_link_end(self._lost(error))
         if was_up:
             self._metrics.links_lost += 1
-        is_known = self._dialled is not None or self.is_proven
-        (log.info if is_known else log.debug)(
+        (log.info if self._is_known else log.debug)(
             "link.down",
             side=self._handshake.side.value,
             peer=self.peer_name,

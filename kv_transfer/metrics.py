@@ -9,9 +9,11 @@ from pdserve.errors import (
     DeadlineExceeded,
     Draining,
     HandedBack,
+    InvalidRequest,
     PdserveError,
     RequestCancelled,
     Revoked,
+    Unauthenticated,
 )
 
 K = TypeVar("K")
@@ -32,6 +34,7 @@ class TransferMetrics:
     fell_back      links that use the stream because the preferred transport failed, by peer
     pushed_out     strangers in their handshake who had to make room for later ones
     malformed      links ended because of a frame that can't be, by peer
+    unproven       links ended because the other side didn't prove who it is, by the setting that asks for the proof
     unknown        frames of a later version: of a "kind" that isn't known, or with a "field" that isn't
     """
 
@@ -54,6 +57,7 @@ class TransferMetrics:
     corrupt: dict[str, int] = field(default_factory=dict)
     fell_back: dict[str, int] = field(default_factory=dict)
     malformed: dict[str, int] = field(default_factory=dict)
+    unproven: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
     lease_states: tuple[tuple[str, int], ...] = ()
 
@@ -62,6 +66,13 @@ class TransferMetrics:
         """Whether every lease is accounted for. O(1); between two turns only."""
         num_ended = self.confirmed_leases + self.handed_off_leases + self.failed_leases + self.aborted_leases
         return self.opened_leases == self.open_leases + num_ended
+
+    def link_ended(self, error: PdserveError, peer: str) -> None:
+        """A link has ended because of what came over it."""
+        if isinstance(error, InvalidRequest):
+            count(self.malformed, peer)
+        elif isinstance(error, Unauthenticated):
+            count(self.unproven, str(error.fields.get("field")))
 
     def lease_ended(self, error: PdserveError) -> bool:
         """A lease has ended without a hand-off. Returns whether that is a failure."""

@@ -12,6 +12,7 @@ import structlog
 from kv_transfer.transports.selector_waiter import SelectorWaiter
 from kv_transfer.transports.stream_channel import StreamChannel
 from kv_transfer.transports.stream_dial import TCP_SCHEME, StreamOpening, greeting, tune
+from kv_transfer.transports.stream_tls import TLS_SCHEME, LinkTls, TlsAccepting
 from kv_transfer.transports.unix_listener import UnixListener
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest
@@ -33,6 +34,7 @@ class StreamNetwork:
     kv_listen    "host:port" with a numeric host; port 0 = a free one
     kv_announce  the numeric host that others are told; "" = the one bound (which then must not be 0.0.0.0 or ::)
     unix_dir     folder for the socket file; "" = a private one; None = no Unix socket
+    tls          of TCP connections, all of them; None = without
     Raises InvalidRequest if it can't listen.
     """
 
@@ -47,10 +49,12 @@ class StreamNetwork:
         clock: Clock,
         random: Random,
         kv_announce: str = "",
+        tls: LinkTls | None = None,
     ) -> None:
         self._memory = memory
         self._prefer_unix = prefer_unix
         self._strict = strict
+        self._tls = tls
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._waiter = SelectorWaiter(self._selector)
@@ -60,10 +64,15 @@ class StreamNetwork:
         self._tcp = _listen_tcp(kv_listen)
         self._selector.register(self._tcp, selectors.EVENT_READ, self._tcp)
         self._unix = UnixListener.open(unix_dir, random) if unix_dir is not None and prefer_unix else None
-        self._addresses: tuple[str, ...] = (TCP_SCHEME + _announced(self._tcp, kv_announce),)
+        self._addresses: tuple[str, ...] = (self._scheme + _announced(self._tcp, kv_announce),)
         if self._unix is not None:
             self._selector.register(self._unix.sock, selectors.EVENT_READ, self._unix.sock)
             self._addresses = (self._unix.address, *self._addresses)
+
+    @property
+    def _scheme(self) -> str:
+        """Says before any connection whether this end speaks TLS: no worker dials one that is as it isn't itself."""
+        return TCP_SCHEME if self._tls is None else TLS_SCHEME
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -82,6 +91,7 @@ class StreamNetwork:
             clock=self._clock,
             watch=lambda sock, wanted: self.want_write(channel, sock, wanted=wanted),
             drop=self.drop,
+            tls=self._tls,
         )
         channel.open_by(opening)
         self._openings[channel] = opening
@@ -157,8 +167,12 @@ class StreamNetwork:
                 assert self._unix is not None
                 channel.start(sock, "stream-unix", self._unix.address)
                 channel.send(greeting(self._unix.nonce))
-            else:
+            elif self._tls is None:
                 channel.start(sock, "stream-tcp", TCP_SCHEME + _peer_name(sock))
+            else:
+                accepting = TlsAccepting(self._tls, sock, self._scheme + _peer_name(sock), self.drop)
+                channel.open_by(accepting, accepting.transport)
+                sock = accepting.sock
             self._watch(channel, sock, selectors.EVENT_READ)
             channel.flush()
             self._accepted.append(channel)

@@ -36,7 +36,7 @@ class Opening(Protocol):
     """A connection on its way (stream_dial.py)."""
 
     def turn(self) -> socket.socket | str | None:
-        """The connected socket; why none could be had; None: not yet."""
+        """The connected socket; why none could be had; None: not yet. Raises Unauthenticated: it isn't believed."""
         ...
 
     @property
@@ -101,9 +101,10 @@ class StreamChannel:
             self.sharing = MemfdSharing(self._memory, self._send_with)
         self.is_readable = self.is_writable = True
 
-    def open_by(self, opening: Opening) -> None:
-        """Dialler: the connection is on its way."""
+    def open_by(self, opening: Opening, transport: str = "") -> None:
+        """The connection is on its way. transport: what it will be, where that is known."""
         self._opening = opening
+        self._transport = transport
         self.peer = opening.address
 
     @property

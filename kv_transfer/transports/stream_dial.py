@@ -10,11 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from kv_transfer.transports.stream_tls import STREAM_TLS, TLS_SCHEME, LinkTls, TlsSocket, reason_of, refusal
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest
 from pdserve.service.address import split_address
@@ -61,6 +63,7 @@ class _Candidate:
 class StreamOpening:
     """Tries the addresses in order, without waiting; `turn` is called when the socket is ready.
 
+    tls          with it, of TCP only addresses that speak TLS are tried; without, only those that don't
     watch, drop  make the network's poll look at a socket that is connecting (True: also for room to write)
     """
 
@@ -73,23 +76,26 @@ class StreamOpening:
         clock: Clock,
         watch: Callable[[socket.socket, bool], None],
         drop: Callable[[socket.socket], None],
+        tls: LinkTls | None = None,
     ) -> None:
         self.transport = ""
         self.address = addresses[0] if addresses else ""
         self._clock = clock
         self._watch = watch
         self._drop = drop
-        self._candidates = _candidates(addresses, prefer_unix=prefer_unix)
+        self._tls = tls
+        self._candidates, self._failures = _candidates(
+            addresses, prefer_unix=prefer_unix, has_tls=tls is not None
+        )
         if strict:
             del self._candidates[1:]
-        self._failures: list[str] = []
         self._sock: socket.socket | None = None
         self._is_connected = False
         self._greeting = b""
         self._greeting_by_s = 0.0
 
     def turn(self) -> socket.socket | str | None:
-        """The connected socket; why none could be had; None: not yet."""
+        """The connected socket; why none could be had; None: not yet. Raises Unauthenticated if TLS refused it."""
         while True:
             if not self._candidates:
                 return "; ".join(self._failures) or "no address that this transport knows"
@@ -98,16 +104,22 @@ class StreamOpening:
                     self._begin(self._candidates[0])
                 if not (self._is_connected or self._connect()):
                     return None
-                if not self._greet():
+                if not (self._greet() and self._secure()):
                     return None
+            except ssl.SSLError as error:
+                self._fail(reason_of(error))
+                if not self._candidates:
+                    raise refusal("; ".join(self._failures)) from error
+                continue
             except OSError as error:
                 self._fail(error.strerror or str(error))
                 continue
             return self._opened()
 
     def next_due_s(self) -> float | None:
-        """When the wait for a greeting ends."""
-        return self._greeting_by_s if self._sock is not None and self._is_connected else None
+        """When the wait for a greeting ends. (Of a TLS handshake, the link says when it has taken too long.)"""
+        is_awaited = self._sock is not None and self._is_connected and self.transport != STREAM_TLS
+        return self._greeting_by_s if is_awaited else None
 
     def close(self) -> None:
         """Give up."""
@@ -154,6 +166,15 @@ class StreamOpening:
             raise OSError("the path isn't shared: another one answers there")
         return True
 
+    def _secure(self) -> bool:
+        """TLS: the handshake. Raises SSLError if the other side can't be believed, or doesn't believe this one."""
+        if self.transport != STREAM_TLS:
+            return True
+        assert self._sock is not None and self._tls is not None
+        if not isinstance(self._sock, TlsSocket):
+            self._sock = self._tls.dialled(self._sock, self._candidates[0].target[0])
+        return not self._sock.shakes_hands()
+
     def _opened(self) -> socket.socket:
         assert self._sock is not None
         sock, self._sock = self._sock, None
@@ -173,26 +194,38 @@ class StreamOpening:
             self._sock = None
 
 
-def _candidates(addresses: Sequence[str], *, prefer_unix: bool) -> list[_Candidate]:
-    """What of the addresses can be tried from here, the preferred first. A path that isn't here is no failure."""
+def _candidates(
+    addresses: Sequence[str], *, prefer_unix: bool, has_tls: bool
+) -> tuple[list[_Candidate], list[str]]:
+    """What of the addresses can be tried from here, the preferred first, and why others can't.
+
+    A path that isn't here is no failure.
+    """
     unix: list[_Candidate] = []
     tcp: list[_Candidate] = []
+    failures: list[str] = []
     for address in addresses:
         if address.startswith(UNIX_SCHEME):
             path = address.removeprefix(UNIX_SCHEME)
             if prefer_unix and os.path.exists(path):
                 unix.append(_Candidate(address, "stream-unix", socket.AF_UNIX, path))
-        elif address.startswith(TCP_SCHEME):
+        elif address.startswith((TCP_SCHEME, TLS_SCHEME)):
             candidate = _tcp_candidate(address)
-            if candidate is not None:
+            if candidate is None:
+                continue
+            if has_tls == (candidate.transport == STREAM_TLS):
                 tcp.append(candidate)
-    return unix + tcp
+            else:
+                here, there = ("set", "not set") if has_tls else ("not set", "set")
+                failures.append(f"{address}: transport.link_tls is {here} here and {there} there")
+    return unix + tcp, failures
 
 
 def _tcp_candidate(address: str) -> _Candidate | None:
     """Numeric hosts only: a name would have to be looked up, and that waits."""
+    transport = STREAM_TLS if address.startswith(TLS_SCHEME) else "stream-tcp"
     try:
-        host, port = split_address(address.removeprefix(TCP_SCHEME))
+        host, port = split_address(address.removeprefix(TCP_SCHEME).removeprefix(TLS_SCHEME))
     except InvalidRequest:
         return None
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -200,5 +233,5 @@ def _tcp_candidate(address: str) -> _Candidate | None:
             socket.inet_pton(family, host)
         except OSError:
             continue
-        return _Candidate(address, "stream-tcp", family, (host, port))
+        return _Candidate(address, transport, family, (host, port))
     return None

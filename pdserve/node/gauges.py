@@ -72,6 +72,7 @@ class WorkerGauges:
         metrics.corrupt.set_all(dict(transfer.corrupt))
         metrics.fell_back.set_all(dict(transfer.fell_back))
         metrics.malformed.set_all(dict(transfer.malformed))
+        metrics.unproven.set_all(dict(transfer.unproven))
         metrics.set_unknown_frames(dict(transfer.unknown))
 
 

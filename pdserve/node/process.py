@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from kv_transfer.transports.stream import StreamNetwork
+from kv_transfer.transports.stream_tls import LinkTls
 from pdserve.children.children import Children
 from pdserve.children.prover import Prove, prove_in_task
 from pdserve.clock import Clock, SystemClock
@@ -73,6 +74,7 @@ async def run_worker(
     secret = read_secret(config.cluster.secret_file)
     for setting in check_worker(config, has_secret=secret is not None):
         log.warning("listener.insecure", setting=setting)
+    link_tls = LinkTls(config.tls) if config.transport.link_tls else None
     metrics = WorkerMetrics()
     health = _Health(metrics)
     http = HttpServer(metrics.registry, health.not_alive, health.not_ready)
@@ -112,7 +114,7 @@ async def run_worker(
                 secret=secret,
             )
             dialer = _make_dialer(setup, random, tasks, metrics)
-            ports = _real_ports(setup, clock, random, dialer, roles, prove)
+            ports = _real_ports(setup, clock, random, dialer, roles, prove, link_tls)
             health.worker = worker = Worker(setup, ports, metrics, role)
             draining = tasks.create_task(_drain_when_asked(worker, stop))
             code = await worker.run()
@@ -200,7 +202,13 @@ def _too_slow(kind: str, limit_s: float) -> PdserveError:
 
 
 def _real_ports(
-    setup: WorkerSetup, clock: Clock, random: Random, dialer: GrpcDialer, roles: Roles, prove: Prove
+    setup: WorkerSetup,
+    clock: Clock,
+    random: Random,
+    dialer: GrpcDialer,
+    roles: Roles,
+    prove: Prove,
+    link_tls: LinkTls | None,
 ) -> WorkerPorts:
     config, loop = setup.config, asyncio.get_running_loop()
 
@@ -213,6 +221,7 @@ def _real_ports(
             strict=config.transport.strict,
             clock=clock,
             random=random,
+            tls=link_tls,
         )
         return NetworkEnd(stream, stream.waiter())
 

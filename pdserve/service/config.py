@@ -244,6 +244,10 @@ class TransportConfig:
         ("memfd", "stream"), "transports offered, the preferred first", choices=("memfd", "stream")
     )
     strict: bool = setting(False, "a pair whose first choice fails is down instead of using the next one")
+    link_tls: bool = setting(
+        False,
+        "encrypt links over TCP; both workers show tls.cert_file and believe only certificates of tls.ca_file",
+    )
     prefer_unix: bool = setting(True, "use the Unix socket where both workers are on one host")
     pull_window_bytes: int = setting(
         16 << 20, "bytes requested and not yet received, per link", unit="bytes", least=1 << 12

@@ -11,6 +11,7 @@ from pdserve.service.settings import ConfigError
 _LOOPBACK = "127.0.0.1"
 _SET_KEYS = "set router.keys_file, tls.cert_file and tls.key_file"
 _SET_SECRET = "set cluster.secret_file"
+_SET_LINKS = "set cluster.secret_file or transport.link_tls"
 
 
 def workers_listen(router: RouterConfig) -> str:
@@ -41,7 +42,8 @@ def check_router(config: Config, *, has_secret: bool) -> list[str]:
 
 def check_worker(config: Config, *, has_secret: bool) -> list[str]:
     """As check_router, of a worker's listener for links."""
-    return _check(config, _Listener("worker.kv_listen", config.worker.kv_listen, has_secret, _SET_SECRET))
+    is_guarded = has_secret or config.transport.link_tls
+    return _check(config, _Listener("worker.kv_listen", config.worker.kv_listen, is_guarded, _SET_LINKS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ FROM_OUTSIDE = frozenset(
         "rpc.failed",
         "link.accept_failed",
         "link.down",
+        "link.tls_refused",
     }
 )
 

@@ -120,6 +120,12 @@ class WorkerMetrics:
         )
         self.corrupt = Total(r, "pdserve_kv_corrupt", "Pieces with a wrong checksum, by sender.", ("peer",))
         self.malformed = Total(r, "pdserve_kv_malformed", "Links ended by an impossible frame.", ("peer",))
+        self.unproven = Total(
+            r,
+            "pdserve_links_unproven",
+            "Links refused for want of a proof, by what asks for it.",
+            ("setting",),
+        )
         self._unknown = Total(
             r,
             "pdserve_unknown_messages",

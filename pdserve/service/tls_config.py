@@ -10,7 +10,7 @@ from pdserve.service.settings import check_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """Certificates, in PEM files; of gRPC only, links are not encrypted."""
+    """Certificates, in PEM files: of clients and sessions and, with transport.link_tls, of links over TCP."""
 
     cert_file: str = setting(
         "",
@@ -19,11 +19,18 @@ class TlsConfig:
     key_file: str = setting("", "its key")
     ca_file: str = setting(
         "",
-        "authorities of the cluster: workers believe routers, and routers workers and operators, of these only",
+        "authorities of the cluster: workers believe routers and each other, and routers workers and operators, of "
+        "these only",
     )
     client_ca_file: str = setting("", "authorities of clients; if set, these must show a certificate")
     server_name: str = setting(
         "", "name in the routers' certificates, which workers check; empty = the address that they dial"
+    )
+
+    worker_name: str = setting(
+        "",
+        "name in the workers' certificates, which both ends of a link check (transport.link_tls); empty = prefill "
+        "workers check the address that they dial",
     )
 
     def __post_init__(self) -> None:

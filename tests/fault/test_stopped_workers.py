@@ -15,6 +15,7 @@ import pytest
 
 from pdserve.client import AsyncClient
 from tests.support.asking import Question, ask, at_rest, status_of
+from tests.support.mid_pull import in_mid_pull, received_bytes
 from tests.support.singles import Single, Singles
 from tests.support.waiting import until
 
@@ -42,23 +43,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Singles]:
 async def are_gone(client: AsyncClient, workers: list[Single]) -> bool:
     status = await status_of(client)
     return status is not None and not {each.id for each in workers} & {each.id for each in status.workers}
-
-
-async def received_bytes(decodes: list[Single]) -> float:
-    """Of all of them: over memfd a prefill worker sends nothing, and doesn't know how far its reader is."""
-    received = [
-        await each.metric("pdserve_kv_transfer_bytes_total", direction="received") for each in decodes
-    ]
-    return sum(received)
-
-
-async def in_mid_pull(workers: list[Single], decodes: list[Single], before: float) -> Single | None:
-    """The one of these workers that holds a lease, once bytes have moved."""
-    if await received_bytes(decodes) > before:
-        for worker in workers:
-            if await worker.metric("pdserve_leases"):
-                return worker
-    return None
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from pdserve.service.tls_config import TlsConfig
+
+WORKER_NAME = "worker.test"
 
 needs_openssl = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="the openssl command makes the certificates, and isn't here"
@@ -33,8 +40,8 @@ class Authority:
             *("-days", "2", "-subj", f"/CN={name}", "-keyout", str(self._key), "-out", str(self.cert)),
         )
 
-    def sign(self, name: str, file: str = "") -> Signed:
-        """For a DNS name. file: of the certificate, if not as the name."""
+    def sign(self, name: str, file: str = "", days: int = 2) -> Signed:
+        """For a DNS name. file: of the certificate, if not as the name. days: −1 = it expired yesterday."""
         made = Signed(self._folder / f"{file or name}.pem", self._folder / f"{file or name}.key")
         request, extra = self._folder / "request", self._folder / "extra"
         _openssl(
@@ -44,9 +51,29 @@ class Authority:
         extra.write_text(f"subjectAltName=DNS:{name}\n")
         _openssl(
             *("x509", "-req", "-in", str(request), "-CA", str(self.cert), "-CAkey", str(self._key)),
-            *("-CAcreateserial", "-days", "2", "-extfile", str(extra), "-out", str(made.cert)),
+            *("-CAcreateserial", "-days", str(days), "-extfile", str(extra), "-out", str(made.cert)),
         )
         return made
+
+
+@functools.cache
+def link_certificates() -> TlsConfig:
+    """Of workers of one cluster, made once; skips the test where they can't be."""
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command makes the certificates, and isn't here")
+    folder = Path(tempfile.mkdtemp(prefix="pdcerts"))
+    atexit.register(shutil.rmtree, folder)
+    authority = Authority(folder, "cluster")
+    return link_tls(authority, authority.sign(WORKER_NAME))
+
+
+def link_tls(authority: Authority, shown: Signed, worker_name: str = WORKER_NAME) -> TlsConfig:
+    return TlsConfig(
+        cert_file=str(shown.cert),
+        key_file=str(shown.key),
+        ca_file=str(authority.cert),
+        worker_name=worker_name,
+    )
 
 
 def _openssl(*words: str) -> None:

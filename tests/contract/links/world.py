@@ -16,19 +16,22 @@ from kv_transfer.owner import TransferOwner
 from kv_transfer.receiver import Receiver
 from kv_transfer.transports.port import Network
 from kv_transfer.transports.stream import StreamNetwork
+from kv_transfer.transports.stream_tls import LinkTls
 from pdserve.engine.layout import KvLayout
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.kv_memory import ByteSpan, HostMemory
 from pdserve.memfd import MemfdMemory
 from pdserve.service.config import TimeoutsConfig, TransportConfig
+from pdserve.service.tls_config import TlsConfig
+from tests.support.certificates import link_certificates
 from tests.support.faulty_link import Fault, FaultyNetwork
 from tests.support.memories import DeviceMemory, StagedMemory
 from tests.support.memory_channel import WireKind
 from tests.support.memory_network import MemoryNetwork
 from tests.support.virtual_clock import VirtualClock
 
-TRANSPORTS = ("stream-unix", "stream-tcp", "memfd", "memory", "memory-one-sided", "posted")
-DIVERTING = ("stream-unix", "stream-tcp", "memory")
+TRANSPORTS = ("stream-unix", "stream-tcp", "stream-tls", "memfd", "memory", "memory-one-sided", "posted")
+DIVERTING = ("stream-unix", "stream-tcp", "stream-tls", "memory")
 """Those on which a piece may be lost, repeated or late without anybody being confused."""
 LAYOUT = KvLayout(
     num_blocks=64, kv_heads=2, layers=3, block_size=4, head_dim=64, dtype="float32", item_bytes=4
@@ -146,11 +149,13 @@ class World:
         prefer_unix: bool | None = None,
         strict: bool = False,
         memory: HostMemory | None = None,
+        tls: TlsConfig | None = None,
     ) -> Node:
         """A new worker in this world.
 
         epoch   of a process that was here before, in another role now
         memory  for its pool, instead of what the transport wants
+        tls     of its links over TCP, instead of what the transport wants
         """
         ref = WorkerRef(name, epoch or Epoch(start_ns, self.random.getrandbits(64)))
         if link_facts is None:
@@ -162,7 +167,7 @@ class World:
         else:
             staged = StagedMemory(memory or make(layout.pool_bytes))
         staged.at(ByteSpan(0, layout.pool_bytes))[:] = self.random.randbytes(layout.pool_bytes)
-        network = self._network(name, staged, prefer_unix)
+        network = self._network(name, staged, prefer_unix, tls)
         to_engine: list[object] = []
         to_loop: list[object] = []
         owner = TransferOwner(
@@ -186,8 +191,12 @@ class World:
         self.nodes.append(node)
         return node
 
-    def _network(self, name: str, memory: StagedMemory, prefer_unix: bool | None) -> Network:
+    def _network(
+        self, name: str, memory: StagedMemory, prefer_unix: bool | None, tls: TlsConfig | None
+    ) -> Network:
         network: Network
+        if tls is None and self.transport == "stream-tls":
+            tls = link_certificates()
         if self._is_in_memory:
             network = self.wires.join(name, memory=memory, wake=lambda: None)
         else:
@@ -201,6 +210,7 @@ class World:
                 strict=False,
                 clock=self.clock,
                 random=self.random,
+                tls=None if tls is None else LinkTls(tls),
             )
         if self._faults is None:
             return network

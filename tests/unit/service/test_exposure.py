@@ -66,6 +66,10 @@ def test_a_router_that_strangers_could_use_does_not_start(
 
 def test_a_worker_that_strangers_could_send_kv_to_does_not_start() -> None:
     config = load(flags={"worker.kv_listen": "10.0.0.7:0"})
-    with pytest.raises(ConfigError, match=r"worker\.kv_listen 10\.0\.0\.7:0.*set cluster\.secret_file"):
+    with pytest.raises(
+        ConfigError, match=r"worker\.kv_listen 10\.0\.0\.7:0.*set cluster\.secret_file or transport\.link_tls"
+    ):
         check_worker(config, has_secret=False)
     assert check_worker(config, has_secret=True) == []
+    encrypted = load(flags={"worker.kv_listen": "10.0.0.7:0", "transport.link_tls": True})
+    assert check_worker(encrypted, has_secret=False) == [], "only holders of a certificate get in"
