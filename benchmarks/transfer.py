@@ -18,6 +18,7 @@ import multiprocessing
 import random
 import resource
 import statistics
+import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -31,18 +32,21 @@ from kv_transfer import messages
 from kv_transfer.link_facts import LinkFacts
 from kv_transfer.owner import TransferOwner
 from kv_transfer.transports.stream import StreamNetwork
+from kv_transfer.transports.stream_tls import LinkTls
 from pdserve.clock import SystemClock
 from pdserve.engine.layout import KvLayout
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.kv_memory import ByteSpan, HostMemory
 from pdserve.memfd import MemfdMemory
 from pdserve.service.config import TimeoutsConfig, TransportConfig
+from pdserve.service.tls_config import TlsConfig
 
 CLOCK = SystemClock()
-TRANSPORTS = ("memfd", "stream-unix", "stream-tcp")
+TRANSPORTS = ("memfd", "stream-unix", "stream-tcp", "stream-tls")
 P, D = WorkerRef("p", Epoch(1, 1)), WorkerRef("d", Epoch(1, 2))
 _HEAD_BYTES = 2 * 16 * 64 * 2  # a KV head of a layer: K and V of 16 positions of 64 values of 2 bytes
 _LIMIT_S = 60.0
+_TLS_NAME = "bench.test"
 
 E = TypeVar("E")
 
@@ -74,10 +78,11 @@ class End:
             memory=self.memory,
             kv_listen="127.0.0.1:0",
             unix_dir=str(folder),
-            prefer_unix=transport != "stream-tcp",
+            prefer_unix=transport not in ("stream-tcp", "stream-tls"),
             strict=True,
             clock=CLOCK,
             random=random.Random(me.epoch.nonce),
+            tls=_tls(folder) if transport == "stream-tls" else None,
         )
         self.seen: list[object] = []
         self.owner = TransferOwner(
@@ -203,6 +208,26 @@ def _memcpy_gb_per_s(layout: KvLayout) -> float:
 
 def _address(memory: HostMemory) -> int:
     return memory.address(ByteSpan(0, memory.num_bytes))
+
+
+def _tls(folder: Path) -> LinkTls:
+    """One certificate for both ends, its own authority; made with the openssl command."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    if not cert.exists():
+        made = (
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+        )
+        named = ("-subj", f"/CN={_TLS_NAME}", "-addext", f"subjectAltName=DNS:{_TLS_NAME}")
+        subprocess.run((*made, *named, "-keyout", key, "-out", cert), check=True, capture_output=True)
+    files = TlsConfig(cert_file=str(cert), key_file=str(key), ca_file=str(cert), worker_name=_TLS_NAME)
+    return LinkTls(files)
 
 
 def _cpu_s() -> float:
