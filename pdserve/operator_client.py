@@ -17,7 +17,7 @@ from pdserve.service.peer_proof import WorkerProof
 from pdserve.service.proven_call import open_proven
 from pdserve.service.targets import Targets
 from pdserve.service.tls import ClientTls
-from pdserve.status import CLUSTER_STATUS, ClusterStatus
+from pdserve.status import CLUSTER_STATUS, SCALING_NOTE, ClusterStatus, ScalingNote
 
 _ADMIT_S = 10.0  # how long a router may take to let an operator in
 _OPERATOR = WorkerRef("operator", Epoch(0, 0))  # whose proof of the cluster secret it is
@@ -73,6 +73,10 @@ class OperatorClient:
     async def status(self) -> ClusterStatus:
         """Workers, pairs and queue as the router sees them."""
         return CLUSTER_STATUS.read(await self._ask("GetStatus", GetStatusRequest()))
+
+    async def note_scaling(self, note: ScalingNote) -> None:
+        """Tell the router what was decided about the number of workers, for its status and metrics."""
+        await self._ask("NoteScaling", SCALING_NOTE.write(note))
 
     async def probe_pair(
         self, prefill_worker: str, decode_worker: str, num_tokens: int, *, deadline_s: float

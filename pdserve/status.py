@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pdserve.block_messages import BlockCounts
 from pdserve.figures import NOTHING_COUNTED, NotNegative, RouterFigures
 from pdserve.rpc.codec import compile_converter
+from pdserve.rpc.v1 import admin_pb2
 from pdserve.rpc.v1 import inference_pb2 as pb
 
 
@@ -102,8 +103,30 @@ class PlacementStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingNote:
+    """What a look of whoever scales the cluster came to: workers to have, and why, in words."""
+
+    num_prefill: int
+    num_decode: int
+    why: str
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingStatus:
+    """The last note; last_change: why the numbers changed last, "" = they haven't. age_s, change_age_s: since then."""
+
+    num_prefill: int
+    num_decode: int
+    why: str
+    age_s: float
+    last_change: str = ""
+    change_age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """What one router sees; placements only if they were asked for."""
+    """What one router sees; placements only if they were asked for, scaling only where somebody scales."""
 
     router_id: str
     draining: bool
@@ -113,8 +136,10 @@ class ClusterStatus:
     placements: tuple[PlacementStatus, ...] = ()
     figures: RouterFigures = NOTHING_COUNTED
     timeouts: Mapping[str, float] = field(default_factory=dict)
+    scaling: ScalingStatus | None = None
 
 
 MODEL_INFO = compile_converter(ModelInfo, pb.GetModelResponse)
 CLUSTER_STATUS = compile_converter(ClusterStatus, pb.GetStatusResponse)
+SCALING_NOTE = compile_converter(ScalingNote, admin_pb2.ScalingNote)
 """To protobuf and back."""

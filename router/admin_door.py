@@ -11,7 +11,7 @@ from pdserve.rpc.v1 import admin_pb2_grpc
 from pdserve.rpc.v1.inference_pb2 import GetStatusRequest, GetStatusResponse
 from pdserve.rpc.values import ROLES
 from pdserve.service.peer_proof import RouterGuard
-from pdserve.status import CLUSTER_STATUS
+from pdserve.status import CLUSTER_STATUS, SCALING_NOTE
 from router.app import RouterApp
 from router.probe import probe_pair
 
@@ -50,6 +50,11 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
             context.time_remaining(),
         )
         return PAIR_PROBE.write(probe)
+
+    async def NoteScaling(self, request: pb.ScalingNote, context: Any) -> pb.NoteScalingResponse:  # noqa: N802
+        await self._admit(context)
+        self._operators.scaling.note(SCALING_NOTE.read(request))
+        return pb.NoteScalingResponse()
 
     async def _admit(self, context: Any) -> None:
         """Who has an admin's API key, or knows the secret."""

@@ -51,6 +51,7 @@ from router.metrics import RouterMetrics
 from router.model_text import ModelText
 from router.operators import Operators
 from router.placement import Placer
+from router.scaling_notes import ScalingNotes
 from router.status import for_tenant, read_placements, read_status
 from router.structures import Structures
 from router.summary import refusals_told, tell_unread
@@ -102,15 +103,10 @@ class RouterApp:
         self._wire = announced(config.cluster.wire_minor)
         self._clock = clock
         self._random = random
-        self.operators = Operators(self.fleet)
+        self.operators = Operators(self.fleet, ScalingNotes(self.metrics.registry, clock))
         placer = Placer(self.fleet, clock, random, remote_prefill_tokens=config.router.remote_prefill_tokens)
         self.admission = Admission(
-            config.router,
-            config.timeouts.worker_wait_s,
-            self.fleet,
-            placer,
-            clock,
-            self.metrics,
+            config.router, config.timeouts.worker_wait_s, self.fleet, placer, clock, self.metrics
         )
         self.explanations: deque[Explained] = deque(maxlen=NUM_KEPT)
         self._tasks = asyncio.TaskGroup()
@@ -403,6 +399,7 @@ class RouterApp:
             placements,
             self.metrics.figures(now_s),
             self._config.timeouts.seconds,
+            self.operators.scaling.status(),
         )
         if user is None:
             return status

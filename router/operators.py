@@ -8,6 +8,7 @@ from pdserve.errors import InvalidRequest, UnknownWorker
 from pdserve.messages import Drain, Role, SetRole
 from router.fleet import Fleet
 from router.member import Member
+from router.scaling_notes import ScalingNotes
 
 log = structlog.get_logger()
 
@@ -15,11 +16,13 @@ log = structlog.get_logger()
 class Operators:
     """Event-loop thread only. Both orders return when they are on their way; the worker drains, then acts.
 
-    force  also if no other worker that takes work has the role that this one leaves
+    scaling  what was told by whoever scales the cluster
+    force    also if no other worker that takes work has the role that this one leaves
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, scaling: ScalingNotes) -> None:
         self._fleet = fleet
+        self.scaling = scaling
 
     def set_role(self, worker_id: str, role: Role, *, force: bool = False) -> None:
         """Drain, then rejoin in another role. Raises UnknownWorker, or InvalidRequest with the reason."""

@@ -14,6 +14,7 @@ from pdserve.status import (
     PairStatus,
     PlacementStatus,
     QueueStatus,
+    ScalingStatus,
     WorkerStatus,
 )
 from pdserve.wire_version import FIRST, text
@@ -47,6 +48,7 @@ def read_status(
     placements: tuple[PlacementStatus, ...],
     figures: RouterFigures,
     timeouts: Mapping[str, float],
+    scaling: ScalingStatus | None,
 ) -> ClusterStatus:
     """As it is now. num_requests: accepted and not ended."""
     pairs = tuple(
@@ -74,6 +76,7 @@ def read_status(
         placements=placements,
         figures=figures,
         timeouts=timeouts,
+        scaling=scaling,
     )
 
 
@@ -86,7 +89,7 @@ def for_tenant(status: ClusterStatus, admission: Admission, tenant: str, num_req
         num_running=max(0, num_requests - len(waiting)),
         limit=status.queue.limit,
     )
-    return replace(status, workers=(), pairs=(), queue=queue, figures=NOTHING_COUNTED)
+    return replace(status, workers=(), pairs=(), queue=queue, figures=NOTHING_COUNTED, scaling=None)
 
 
 def read_placements(

@@ -71,86 +71,93 @@ class ClusterPlan:
         return (self.router, *self.workers)
 
 
-def make_plan(
-    shape: Shape,
-    config: Config,
-    *,
-    config_file: Path | None,
-    flags: Mapping[str, object],
-    cores: Sequence[int],
-    environ: Mapping[str, str],
-    reserve: Callable[[str, int], int],
-    draw_secret: Callable[[int], Path],
-) -> ClusterPlan:
-    """Lay out the processes.
+class Layout:
+    """Lays out the processes of a cluster: those that it begins with, and workers that are added later.
 
-    flags    "table.key" → value: what each child is given beside the file (the environment it inherits)
-    cores    CPU numbers that this process may use
+    plan     what it begins with
+    config   effective configuration; flags: "table.key" → value, what each child is given beside the file
+    cores    CPU numbers that this process may use, divided by `num_seats`: workers that there may be at most, at once
     environ  of this process
     reserve  (host, port) → port: keeps an address for a child, a free port for 0; raises ConfigError if it is taken
     draw_secret  port of the workers' listener → a file with a secret for this cluster; called if none is configured
     Raises ConfigError when the shape can't serve a request.
     """
-    _check(shape, config)
-    host, port = split_address(config.router.listen)
-    listen = join_address(host, reserve(host, port))
-    target = dialled(listen)
-    workers_host, workers_port = split_address(workers_listen(config.router))
-    workers_port = reserve(workers_host, workers_port)
-    for_workers = join_address(workers_host, workers_port)
-    secret_file = config.cluster.secret_file or str(draw_secret(workers_port))
-    metrics_host, metrics_port = split_address(config.metrics.listen)
 
-    def metrics(index: int) -> str:
-        wanted = metrics_port + index if metrics_port else 0
-        return join_address(metrics_host, reserve(metrics_host, wanted))
-
-    def spec(
-        role: str, name: str, index: int, own: Mapping[str, object], kept_on: tuple[int, ...]
-    ) -> ProcessSpec:
-        address = metrics(index)
-        values = {**flags, **own, "metrics.listen": address, "cluster.secret_file": secret_file}
-        return ProcessSpec(
-            role=role,
-            id=name,
-            command=(*PROGRAM, *arguments_of(role, values, config_file)),
-            metrics=dialled(address),
-            cores=kept_on,
-            has_weights=role != "router" and config.engine.kind == "torch",
-            environ=environ_of(role, config.engine, environ),
-        )
-
-    roles = shape.roles()
-    shares = divide_cores(cores, len(roles), config.engine.threads)
-    router_id = config.router.id or "router"
-    router = spec(
-        "router",
-        router_id,
-        0,
-        {
+    def __init__(
+        self,
+        shape: Shape,
+        config: Config,
+        *,
+        config_file: Path | None,
+        flags: Mapping[str, object],
+        cores: Sequence[int],
+        environ: Mapping[str, str],
+        reserve: Callable[[str, int], int],
+        draw_secret: Callable[[int], Path],
+        num_seats: int = 0,
+    ) -> None:
+        _check(shape, config)
+        self._config, self._config_file, self._environ = config, config_file, environ
+        self._reserve = reserve
+        roles = shape.roles()
+        self._shares = divide_cores(cores, max(num_seats, len(roles)), config.engine.threads)
+        self._metrics: dict[int, str] = {}
+        host, port = split_address(config.router.listen)
+        listen = join_address(host, reserve(host, port))
+        workers_host, workers_port = split_address(workers_listen(config.router))
+        workers_port = reserve(workers_host, workers_port)
+        for_workers = join_address(workers_host, workers_port)
+        self._operators = dialled(for_workers)
+        secret_file = config.cluster.secret_file or str(draw_secret(workers_port))
+        self._flags = {**flags, "cluster.secret_file": secret_file}
+        router_id = config.router.id or "router"
+        router = {
             "router.listen": listen,
             "router.workers_listen": for_workers,
             "router.id": router_id,
             "router.model": _router_model(config),
-        },
-        (),
-    )
-    workers = []
-    for index, role in enumerate(roles):
-        name = f"{role}-{roles[:index].count(role)}"
+        }
+        self.plan = ClusterPlan(
+            target=dialled(listen),
+            operators=self._operators,
+            secret_file=secret_file,
+            router=self._spec("router", router_id, 0, router),
+            workers=tuple(
+                self.worker(role, f"{role}-{roles[:index].count(role)}", index)
+                for index, role in enumerate(roles)
+            ),
+        )
+
+    def worker(self, role: str, name: str, seat: int) -> ProcessSpec:
+        """A worker on one of the seats, which has its cores and its address for metrics; raises ConfigError for that.
+
+        Seats beyond those that were counted on share the cores of the first.
+        """
+        share = self._shares[seat % len(self._shares)]
         own: dict[str, object] = {
             "worker.id": name,
-            "worker.routers": dialled(for_workers),
-            "engine.threads": shares[index].num_threads,
+            "worker.routers": self._operators,
+            "engine.threads": share.num_threads,
         }
-        workers.append(spec(role, name, index + 1, own, shares[index].cores))
-    return ClusterPlan(
-        target=target,
-        operators=dialled(for_workers),
-        secret_file=secret_file,
-        router=router,
-        workers=tuple(workers),
-    )
+        return self._spec(role, name, seat + 1, own, share.cores)
+
+    def _spec(
+        self, role: str, name: str, index: int, own: Mapping[str, object], cores: tuple[int, ...] = ()
+    ) -> ProcessSpec:
+        if index not in self._metrics:
+            host, port = split_address(self._config.metrics.listen)
+            self._metrics[index] = join_address(host, self._reserve(host, port + index if port else 0))
+        address, engine = self._metrics[index], self._config.engine
+        values = {**self._flags, **own, "metrics.listen": address}
+        return ProcessSpec(
+            role=role,
+            id=name,
+            command=(*PROGRAM, *arguments_of(role, values, self._config_file)),
+            metrics=dialled(address),
+            cores=cores,
+            has_weights=role != "router" and engine.kind == "torch",
+            environ=environ_of(role, engine, self._environ),
+        )
 
 
 def dialled(address: str) -> str:

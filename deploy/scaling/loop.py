@@ -30,7 +30,7 @@ class Routers(Protocol):
 class Audience(Protocol):
     """Whom decisions are told: a screen, the routers, a custom resource's status."""
 
-    async def tell(self, decision: Decision, targets: ScalingTargets) -> None:
+    async def tell(self, decision: Decision) -> None:
         """After every look that came to one; what was changed has been ordered, or `why` says why not."""
         ...
 
@@ -85,7 +85,7 @@ class ScalingLoop:
         except (PdserveError, OSError) as error:  # decided again after the cool-down, if it still holds then
             log.warning("scaling.failed", wanted=str(decision.counts), why=decision.why, error=str(error))
             decision = replace(decision, why=f"could not be done ({error}): {decision.why}")
-        await self._audience.tell(decision, self.targets)
+        await self._audience.tell(decision)
         return decision
 
     async def _act(self, decision: Decision, seen: Observed) -> None:

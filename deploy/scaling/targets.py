@@ -16,14 +16,18 @@ SCALED = (Role.PREFILL, Role.DECODE)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """How many workers a pool may have. Scaling never takes the last of a role, so `least` is 1 or more."""
+    """How many workers a pool may have. Scaling never takes the last of a role, so none begins at 0; 0..0: no pool."""
 
     least: int
     most: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
-            raise ConfigError(f"a range of workers must be LEAST..MOST with 1 <= LEAST <= MOST, got {self}")
+        if self.least > self.most:
+            raise ConfigError(f"the range {self} ends below its start: {self.least} is more than {self.most}")
+        if self.least < (1 if self.most else 0):
+            raise ConfigError(
+                f"the range {self} begins below 1: scaling never takes the last worker of a role"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -31,21 +35,15 @@ class Range:
         match = _RANGE.fullmatch(text.strip())
         if match is None:
             raise ConfigError(f"want a number of workers or LEAST..MOST, got {text!r}")
-        least, most = int(match[1]), int(match[2] or match[1])
-        if least > most:
-            raise ConfigError(f"the range {text} ends below its start: {least} is more than {most}")
-        if least < 1:
-            raise ConfigError(
-                f"the range {text} begins below 1: scaling never takes the last worker of a role"
-            )
-        return cls(least, most)
+        return cls(int(match[1]), int(match[2] or match[1]))
 
     def __str__(self) -> str:
         return f"{self.least}..{self.most}"
 
-    def clamp(self, count: int) -> int:
-        """The nearest number within."""
-        return min(self.most, max(self.least, count))
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is nothing to decide."""
+        return self.least == self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +56,14 @@ class ScalingTargets:
     prefill: Range
     decode: Range
     how: ScalingConfig
+
+    @property
+    def most(self) -> int:
+        """Workers of both pools together."""
+        return self.prefill.most + self.decode.most
+
+    def __str__(self) -> str:
+        return f"{self.prefill} prefill + {self.decode} decode"
 
     def range_of(self, role: Role) -> Range:
         """Of a scaled role."""

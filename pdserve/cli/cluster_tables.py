@@ -22,6 +22,17 @@ def headline(status: ClusterStatus) -> str:
     )
 
 
+def scaling_lines(status: ClusterStatus) -> list[str]:
+    """What whoever scales the cluster said last, and why the numbers changed last; empty where nobody does."""
+    scaling = status.scaling
+    if scaling is None:
+        return []
+    lines = [f"scaling, {scaling.age_s:.0f} s ago: {scaling.why}"]
+    if scaling.last_change:
+        lines.append(f"last change, {scaling.change_age_s:.0f} s ago: {scaling.last_change}")
+    return lines
+
+
 def workers_table(status: ClusterStatus) -> Table:
     """One row a worker: load, blocks by state, prefix cache hits."""
     from rich.table import Table

@@ -33,6 +33,7 @@ ROUTER = {
 UP = {name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")} | {
     name: ROUTER[name] for name in ("listen", "workers-listen")
 }
+UP |= {"ttft-target": "scaling.ttft_target_s", "itl-target": "scaling.itl_target_s"}
 
 
 def add_settings(parser: argparse.ArgumentParser, shorts: Mapping[str, str]) -> None:

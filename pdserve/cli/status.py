@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pdserve.cli.cluster_tables import BLOCK_STATES, headline, pairs_table, workers_table
+from pdserve.cli.cluster_tables import BLOCK_STATES, headline, pairs_table, scaling_lines, workers_table
 from pdserve.cli.target import add_target, open_client
 
 if TYPE_CHECKING:
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Prints the workers (role, id, epoch, state, load, KV blocks by state, prefix cache hits), the router's queue, and the
-pairs with their transport. At rest no block is granted, owned or quarantined. With --explain also, for the last
-requests and for those that wait: each pair that was looked at, what it would have cost, and why it fell or won.
+pairs with their transport; where the cluster is scaled, what was decided last and why. At rest no block is granted,
+owned or quarantined. With --explain also, for the last requests and for those that wait: each pair that was looked at,
+what it would have cost, and why it fell or won.
 """
 
 
@@ -65,6 +67,7 @@ def to_json(status: ClusterStatus) -> dict[str, Any]:
             }
             for pair in status.pairs
         ],
+        "scaling": None if status.scaling is None else asdict(status.scaling),
     }
 
 
@@ -133,6 +136,7 @@ def _print_tables(status: ClusterStatus) -> None:
 
     # Without a terminal the width is unknown: don't fold a table into 80 columns for grep.
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    console.print(headline(status), markup=False)
+    for line in (headline(status), *scaling_lines(status)):
+        console.print(line, markup=False)
     console.print(workers_table(status) if status.workers else "no workers have joined")
     console.print(pairs_table(status) if status.pairs else "no pairs")

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pdserve.cli.cluster_tables import BLOCK_STATES, headline
+from pdserve.cli.cluster_tables import BLOCK_STATES, headline, scaling_lines
 from pdserve.cli.target import add_target, open_client
 from pdserve.errors import InvalidRequest, PdserveError
 
@@ -228,7 +228,9 @@ def screen(status: ClusterStatus, recent: Recent, problem: str = "") -> Renderab
     from rich.text import Text
 
     hand_offs = f", {recent.link_bytes_s / 1e6:,.0f} MB/s while hand-offs run" if recent.link_bytes_s else ""
-    parts: list[RenderableType] = [Text(headline(status)), Text(_rates(recent))]
+    parts: list[RenderableType] = [
+        Text(each) for each in (headline(status), *scaling_lines(status), _rates(recent))
+    ]
     parts.append(Text(f"KV shipped {recent.rate('num_kv_bytes') / 1e6:,.1f} MB/s{hand_offs}"))
     if problem:
         parts.append(Text(problem, style="bold red"))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pdserve.cli.settings import UP, add_settings, given_settings, read_settings
 from pdserve.errors import Incompatible
@@ -14,18 +15,28 @@ from pdserve.service.config import Config
 from pdserve.service.exposure import check_router, check_worker
 from pdserve.service.settings import ConfigError
 
+if TYPE_CHECKING:
+    from deploy.scaling.targets import Range, ScalingTargets
+    from pdserve.service.scaling_config import ScalingConfig
+
 DESCRIPTION = """\
 Starts a router, prefill and decode workers as child processes, starts again what dies, and drains them on SIGTERM or
 Ctrl-C (a second one ends them at once). Prints one line when requests will be served. Every setting of the
 configuration is a flag as well; all children get it. In a terminal there is a line for each process, a bar while
 models load, and of the children's logs only warnings: --log.level info or a log folder keeps the rest.
+With a range (--prefill 1..3 --decode 1..4) workers are started and drained, or change their role, so that --ttft-target
+and --itl-target are kept; each change is told with its reason.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is to be started; the settings behind it."""
-    parser.add_argument("--prefill", type=int, metavar="X", help="prefill workers (without any number: 1)")
-    parser.add_argument("--decode", type=int, metavar="Y", help="decode workers (without any number: 1)")
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}",
+            metavar="X[..Y]",
+            help=f"{role} workers (without any number: 1); X..Y: as many of these as the load asks for",
+        )
     parser.add_argument("--both", type=int, metavar="Z", help="workers that do both")
     parser.add_argument(
         "--ready-file", type=Path, metavar="F", help="JSON with addresses and pids, once ready"
@@ -47,9 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     is_terminal = sys.stderr.isatty()
     is_quiet = is_terminal and arguments.log_dir is None
     config = read_settings(arguments, UP, defaults={"log.level": "warning"} if is_quiet else None)
-    prefill, decode, both = counts_of(arguments)
+    prefill, decode, both = ranges_of(arguments)
     options = UpOptions(
-        shape=Shape(num_prefill=prefill, num_decode=decode, num_both=both),
+        shape=Shape(num_prefill=prefill.least, num_decode=decode.least, num_both=both),
+        scaled=scaled(prefill, decode, both, config.scaling),
         config=config,
         config_file=None if arguments.config is None else arguments.config.absolute(),
         flags={"log.level": config.log.level, **given_settings(arguments, UP)},
@@ -71,13 +83,35 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def counts_of(arguments: argparse.Namespace) -> tuple[int, int, int]:
-    """Prefill, decode and both workers; one prefill and one decode worker if no number was given."""
-    given = (arguments.prefill, arguments.decode, arguments.both)
-    if all(count is None for count in given):
-        return 1, 1, 0
-    prefill, decode, both = (count or 0 for count in given)
-    return prefill, decode, both
+def ranges_of(arguments: argparse.Namespace) -> tuple[Range, Range, int]:
+    """Prefill, decode and both workers; one prefill and one decode worker if no number was given.
+
+    Raises ConfigError that names the flag.
+    """
+    if arguments.prefill is arguments.decode is arguments.both is None:
+        return _range("--prefill", "1"), _range("--decode", "1"), 0
+    prefill, decode = (_range(f"--{role}", getattr(arguments, role) or "0") for role in ("prefill", "decode"))
+    return prefill, decode, arguments.both or 0
+
+
+def scaled(prefill: Range, decode: Range, both: int, how: ScalingConfig) -> ScalingTargets | None:
+    """What the numbers of workers are to keep; None: they are fixed. Raises ConfigError for what can't be scaled."""
+    if prefill.is_fixed and decode.is_fixed:
+        return None
+    if both:
+        raise ConfigError("--both can't stand beside a range: workers that do both aren't scaled")
+    from deploy.scaling.targets import ScalingTargets
+
+    return ScalingTargets(prefill=prefill, decode=decode, how=how)
+
+
+def _range(flag: str, text: str) -> Range:
+    from deploy.scaling.targets import Range
+
+    try:
+        return Range.parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error}") from error
 
 
 def _check_ready_file(file: Path | None) -> None:

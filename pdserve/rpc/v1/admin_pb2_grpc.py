@@ -55,6 +55,11 @@ class AdminStub(object):
                 request_serializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairRequest.SerializeToString,
                 response_deserializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairResponse.FromString,
                 _registered_method=True)
+        self.NoteScaling = channel.unary_unary(
+                '/pdserve.rpc.v1.Admin/NoteScaling',
+                request_serializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.ScalingNote.SerializeToString,
+                response_deserializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.NoteScalingResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -91,6 +96,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteScaling(self, request, context):
+        """Whoever scales the cluster tells what it decided, after every look: for the router's status and metrics.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +125,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ProbePair,
                     request_deserializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairRequest.FromString,
                     response_serializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairResponse.SerializeToString,
+            ),
+            'NoteScaling': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteScaling,
+                    request_deserializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.ScalingNote.FromString,
+                    response_serializer=pdserve_dot_rpc_dot_v1_dot_admin__pb2.NoteScalingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +240,33 @@ class Admin(object):
             '/pdserve.rpc.v1.Admin/ProbePair',
             pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairRequest.SerializeToString,
             pdserve_dot_rpc_dot_v1_dot_admin__pb2.ProbePairResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.rpc.v1.Admin/NoteScaling',
+            pdserve_dot_rpc_dot_v1_dot_admin__pb2.ScalingNote.SerializeToString,
+            pdserve_dot_rpc_dot_v1_dot_admin__pb2.NoteScalingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class AdminStub:
     checksums. NOT_FOUND: no such worker here. UNAVAILABLE: the pair takes no requests now, and why. Otherwise what a
     request would end with.
     """
+    NoteScaling: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ScalingNote, _admin_pb2.NoteScalingResponse]
+    """Whoever scales the cluster tells what it decided, after every look: for the router's status and metrics."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -62,6 +64,8 @@ class AdminAsyncStub(AdminStub):
     checksums. NOT_FOUND: no such worker here. UNAVAILABLE: the pair takes no requests now, and why. Otherwise what a
     request would end with.
     """
+    NoteScaling: _aio.UnaryUnaryMultiCallable[_admin_pb2.ScalingNote, _admin_pb2.NoteScalingResponse]  # type: ignore[assignment]
+    """Whoever scales the cluster tells what it decided, after every look: for the router's status and metrics."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -100,5 +104,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         checksums. NOT_FOUND: no such worker here. UNAVAILABLE: the pair takes no requests now, and why. Otherwise what a
         request would end with.
         """
+
+    @_abc_1.abstractmethod
+    def NoteScaling(
+        self,
+        request: _admin_pb2.ScalingNote,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.NoteScalingResponse, _abc.Awaitable[_admin_pb2.NoteScalingResponse]]:
+        """Whoever scales the cluster tells what it decided, after every look: for the router's status and metrics."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

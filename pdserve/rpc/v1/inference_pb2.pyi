@@ -1088,6 +1088,7 @@ class GetStatusResponse(_message.Message):
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     TIMEOUTS_FIELD_NUMBER: _builtins.int
+    SCALING_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     draining: _builtins.bool
     @_builtins.property
@@ -1106,6 +1107,10 @@ class GetStatusResponse(_message.Message):
     def timeouts(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """the router's own, in seconds, by their names in the configuration"""
 
+    @_builtins.property
+    def scaling(self) -> Global___ScalingStatus:
+        """absent where nobody scales the cluster"""
+
     def __init__(
         self,
         *,
@@ -1117,14 +1122,53 @@ class GetStatusResponse(_message.Message):
         placements: _abc.Iterable[Global___Placement] | None = ...,
         figures: Global___RouterFigures | None = ...,
         timeouts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        scaling: Global___ScalingStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "queue", b"queue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "queue", b"queue", "scaling", b"scaling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "figures", b"figures", "pairs", b"pairs", "placements", b"placements", "queue", b"queue", "router_id", b"router_id", "timeouts", b"timeouts", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "figures", b"figures", "pairs", b"pairs", "placements", b"placements", "queue", b"queue", "router_id", b"router_id", "scaling", b"scaling", "timeouts", b"timeouts", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ScalingStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_PREFILL_FIELD_NUMBER: _builtins.int
+    NUM_DECODE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    LAST_CHANGE_FIELD_NUMBER: _builtins.int
+    CHANGE_AGE_S_FIELD_NUMBER: _builtins.int
+    num_prefill: _builtins.int
+    """workers to have"""
+    num_decode: _builtins.int
+    why: _builtins.str
+    """of the last look"""
+    age_s: _builtins.float
+    """since then"""
+    last_change: _builtins.str
+    """why the numbers changed last; empty = they haven't"""
+    change_age_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        num_prefill: _builtins.int = ...,
+        num_decode: _builtins.int = ...,
+        why: _builtins.str = ...,
+        age_s: _builtins.float = ...,
+        last_change: _builtins.str = ...,
+        change_age_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "change_age_s", b"change_age_s", "last_change", b"last_change", "num_decode", b"num_decode", "num_prefill", b"num_prefill", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScalingStatus: _TypeAlias = ScalingStatus  # noqa: Y015
 
 @_typing.final
 class RouterFigures(_message.Message):

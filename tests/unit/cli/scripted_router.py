@@ -146,6 +146,14 @@ class ScriptedRouter(InferenceServicer, AdminServicer):
             ],
             queue=pb.QueueStatus(num_waiting=1, num_waiting_tokens=100, num_running=4, limit=1024),
             placements=_placements() if request.explain else [],
+            scaling=pb.ScalingStatus(
+                num_prefill=1,
+                num_decode=2,
+                why="prefill 1: [at ease]; decode 2: all are needed",
+                age_s=0.5,
+                last_change="decode 1 → 2: 90% of the blocks are held",
+                change_age_s=75.0,
+            ),
         )
 
     def SetRole(self, request: admin_pb2.SetRoleRequest, context: Any) -> admin_pb2.SetRoleResponse:  # noqa: N802
@@ -167,6 +175,9 @@ class ScriptedRouter(InferenceServicer, AdminServicer):
             ttft_s=0.25,
             transport="memfd",
         )
+
+    def NoteScaling(self, request: admin_pb2.ScalingNote, context: Any) -> admin_pb2.NoteScalingResponse:  # noqa: N802
+        raise NotImplementedError
 
     def _take_order(self, order: Order, context: Any) -> None:
         context.send_initial_metadata(((ROUTER_KEY, "router-1"),))

@@ -114,6 +114,7 @@ def test_status_for_programs(router: ScriptedRouter, capsys: pytest.CaptureFixtu
         (True, "stream", ""),
         (False, "", "full [x]"),
     ]
+    assert (status["scaling"]["num_decode"], status["scaling"]["change_age_s"]) == (2, 75.0)
 
 
 def test_status_for_people(router: ScriptedRouter, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +122,8 @@ def test_status_for_people(router: ScriptedRouter, capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     for wanted in ("router-1", "decode-0", "quarantined", "90", "32 tok (50%)", "stream", "down: full [x]"):
         assert wanted in said
+    assert "scaling, 0 s ago: prefill 1: [at ease]; decode 2: all are needed" in said
+    assert "last change, 75 s ago: decode 1 → 2: 90% of the blocks are held" in said
 
 
 def test_status_explains_placements(router: ScriptedRouter, capsys: pytest.CaptureFixture[str]) -> None:

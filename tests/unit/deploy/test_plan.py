@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.plan import ClusterPlan, ProcessSpec, Shape, dialled, divide_cores, make_plan
+from deploy.local.plan import ClusterPlan, Layout, ProcessSpec, Shape, dialled, divide_cores
 from pdserve.service.config import Config, load
 from pdserve.service.settings import ConfigError
 
@@ -25,7 +25,7 @@ class CountingPorts:
 def plan_of(
     shape: Shape, config: Config | None = None, flags: dict[str, object] | None = None, num_cores: int = 2
 ) -> ClusterPlan:
-    return make_plan(
+    return Layout(
         shape,
         config or Config(),
         config_file=None,
@@ -34,7 +34,7 @@ def plan_of(
         environ={},
         reserve=CountingPorts().reserve,
         draw_secret=lambda port: Path(f"/private/secret.{port}"),
-    )
+    ).plan
 
 
 def flags_of(spec: ProcessSpec) -> dict[str, str]:
@@ -121,7 +121,7 @@ def test_a_given_metrics_port_is_the_first_of_a_row() -> None:
 
 def test_settings_go_on_to_every_child_and_the_supervisors_own_win() -> None:
     flags: dict[str, object] = {"engine.kind": "fake", "engine.deterministic": True, "worker.id": "mine"}
-    plan = make_plan(
+    plan = Layout(
         Shape(num_both=2),
         Config(),
         config_file=Path("/etc/pdserve.toml"),
@@ -130,7 +130,7 @@ def test_settings_go_on_to_every_child_and_the_supervisors_own_win() -> None:
         environ={},
         reserve=CountingPorts().reserve,
         draw_secret=lambda port: Path(f"/private/secret.{port}"),
-    )
+    ).plan
     for spec in plan.processes:
         assert spec.command[spec.command.index("--config") + 1] == "/etc/pdserve.toml"
         assert flags_of(spec)["engine.kind"] == "fake"

@@ -6,10 +6,12 @@ import argparse
 
 import pytest
 
+from deploy.scaling.targets import Range
 from pdserve.cli.settings import UP, given_settings
-from pdserve.cli.up import add_arguments, counts_of, run
+from pdserve.cli.up import add_arguments, ranges_of, run, scaled
 from pdserve.errors import PdserveError
 from pdserve.service.config import load
+from pdserve.service.scaling_config import ScalingConfig
 
 
 def parsed(*args: str) -> argparse.Namespace:
@@ -33,9 +35,20 @@ def test_every_setting_is_a_flag_and_what_is_not_given_is_not_passed_on() -> Non
 
 
 def test_one_pair_if_no_number_is_given_else_what_is_given() -> None:
-    assert counts_of(parsed()) == (1, 1, 0)
-    assert counts_of(parsed("--prefill", "2", "--decode", "3")) == (2, 3, 0)
-    assert counts_of(parsed("--both", "1")) == (0, 0, 1)
+    def counts_of(*line: str) -> tuple[int, int, int]:
+        prefill, decode, both = ranges_of(parsed(*line))
+        assert scaled(prefill, decode, both, ScalingConfig()) is None
+        return prefill.least, decode.least, both
+
+    assert counts_of() == (1, 1, 0)
+    assert counts_of("--prefill", "2", "--decode", "3") == (2, 3, 0)
+    assert counts_of("--both", "1") == (0, 0, 1)
+
+
+def test_a_range_begins_with_its_least_and_is_scaled() -> None:
+    prefill, decode, both = ranges_of(parsed("--prefill", "2", "--decode", "1..4"))
+    assert (prefill, decode, both) == (Range(2, 2), Range(1, 4), 0)
+    assert scaled(prefill, decode, both, ScalingConfig()) is not None
 
 
 @pytest.mark.parametrize(
@@ -45,6 +58,15 @@ def test_one_pair_if_no_number_is_given_else_what_is_given() -> None:
         ("--model no-such-model", "no-such-model"),
         ("--engine fake --prefill 1", "decode"),
         ("--engine fake --listen nowhere", "HOST:PORT"),
+        ("--engine fake --prefill 3..1 --decode 1", "--prefill: the range 3..1 ends below its start"),
+        ("--engine fake --prefill 1 --decode 0..2", "--decode: the range 0..2 begins below 1"),
+        (
+            "--engine fake --prefill one --decode 1",
+            "--prefill: want a number of workers or LEAST..MOST, got 'one'",
+        ),
+        ("--engine fake --prefill 1..2 --decode -1", "--decode: want a number"),
+        ("--engine fake --prefill 1..2 --decode 1 --both 1", "--both can't stand beside a range"),
+        ("--engine fake --prefill 1..2 --decode 1 --ttft-target 0", "scaling.ttft_target_s"),
         ("--engine wrong", "torch"),
         ("--threads 1 --engine.threads 2", "contradicts"),
         ("--engine fake --config /no/such/file.toml", "/no/such/file.toml"),

@@ -9,6 +9,7 @@ import pytest
 from pdserve.errors import PermissionDenied, RequestCancelled, Unauthenticated, UnknownRequest
 from pdserve.messages import StartDecode
 from pdserve.service.api_keys import ApiKey, digest_of, draw_key
+from pdserve.status import ScalingNote
 from router.callers import Caller, Callers
 from router.metrics import MAX_TENANTS
 from tests.support.virtual_clock import VirtualClock
@@ -97,9 +98,16 @@ async def test_a_tenant_aborts_and_sees_its_own_requests_only() -> None:
             cluster.app.abort("no-such", a)
         assert str(none.value).replace("only-b", "no-such") == str(no_such.value)
 
+        note = ScalingNote(num_prefill=1, num_decode=1, why="at ease", changed=False)
+        cluster.app.operators.scaling.note(note)
         seen = cluster.app.status(explain=True, caller=a)
         assert [each.request_id for each in seen.placements] == ["r"]
-        assert not seen.workers and not seen.pairs and seen.figures.num_prompt_tokens == 0
+        assert (
+            not seen.workers
+            and not seen.pairs
+            and seen.scaling is None
+            and seen.figures.num_prompt_tokens == 0
+        )
         assert (seen.queue.num_running, seen.queue.num_waiting) == (1, 0)
         all_seen = cluster.app.status(explain=True, caller=admin)
         assert sorted(each.request_id for each in all_seen.placements) == ["only-b", "r", "r"]

@@ -22,8 +22,10 @@ from pdserve.operator_client import OperatorClient
 from pdserve.rpc.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.rpc import bind, make_server
+from pdserve.status import ScalingNote
 from router.admin_door import AdminServicer
 from router.app import RouterApp
+from router.scaling_notes import MAX_WORDS
 from router.work import InlineWork
 from tests.support.memory_session import MemoryWire
 from tests.unit.router.scripted import Cluster, config, hello, load, virtual
@@ -135,3 +137,33 @@ async def test_the_service_is_for_those_who_know_the_cluster_s_secret() -> None:
             await client.drain_worker("d0", force=True)
         while not isinstance(await wire.worker_end.receive(), Drain):
             pass
+
+
+async def test_what_scaling_decided_is_told_by_the_status_and_kept_while_nothing_changes() -> None:
+    async with admin_door(SECRET) as (address, _), OperatorClient(address, secret=SECRET) as client:
+        assert (await client.status()).scaling is None
+        grown = ScalingNote(num_prefill=2, num_decode=1, why="prefill 1 → 2: a queue", changed=True)
+        await client.note_scaling(grown)
+        await client.note_scaling(ScalingNote(num_prefill=2, num_decode=1, why="at ease", changed=False))
+        told = (await client.status()).scaling
+        assert told is not None
+        assert (told.num_prefill, told.num_decode, told.why) == (2, 1, "at ease")
+        assert told.last_change == "prefill 1 → 2: a queue"
+        assert told.change_age_s >= told.age_s >= 0
+        async with OperatorClient(address) as stranger:
+            with pytest.raises(Unauthenticated):
+                await stranger.note_scaling(grown)
+
+
+@virtual
+async def test_scaling_is_in_the_metrics() -> None:
+    async with Cluster() as cluster:
+        notes, registry = cluster.app.operators.scaling, cluster.app.metrics.registry
+        assert registry.get_sample_value("pdserve_scaling_workers_wanted", {"role": "decode"}) is None
+        notes.note(ScalingNote(num_prefill=1, num_decode=3, why="w" * 5000, changed=True))
+        notes.note(ScalingNote(num_prefill=1, num_decode=3, why="", changed=False))
+        assert registry.get_sample_value("pdserve_scaling_workers_wanted", {"role": "decode"}) == 3
+        assert registry.get_sample_value("pdserve_scaling_looks_total") == 2
+        assert registry.get_sample_value("pdserve_scaling_changes_total") == 1
+        told = cluster.app.status().scaling
+        assert told is not None and len(told.last_change) == MAX_WORDS
