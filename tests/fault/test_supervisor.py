@@ -115,7 +115,8 @@ class Harness:
         self.lines = Lines()
         self.ready_file = folder / "ready.json"
         self.journal = folder / "journal"
-        specs = [self._spec(name, ports, behaviour) for name, behaviour in behaviours.items()]
+        self.ports = ports
+        specs = [self.spec(name, behaviour) for name, behaviour in behaviours.items()]
         self.supervisor = Supervisor(
             ClusterPlan(
                 target="127.0.0.1:1",
@@ -137,8 +138,8 @@ class Harness:
             slow_start_s=0.3,
         )
 
-    def _spec(self, name: str, ports: PortReservations, behaviour: str) -> ProcessSpec:
-        port = ports.reserve("127.0.0.1", 0)
+    def spec(self, name: str, behaviour: str) -> ProcessSpec:
+        port = self.ports.reserve("127.0.0.1", 0)
         command = (sys.executable, "-c", CHILD, str(port), behaviour, str(self.journal), name)
         metrics = f"127.0.0.1:{port}"
         return ProcessSpec(role=name, id=name, command=command, metrics=metrics, environ=os.environ)
@@ -267,6 +268,70 @@ async def test_a_worker_that_must_not_come_back_leaves_the_others_alone(start: S
         assert await asyncio.wait_for(task, LIMIT_S) is None
         assert harness.journal_of("started").count("decode-1") == 1
         assert harness.journal_of("started").count("decode-0") == 1
+
+
+def ids_of(harness: Harness) -> list[str]:
+    return [row["id"] for row in json.loads(harness.ready_file.read_text())["processes"]]
+
+
+async def test_a_worker_that_is_added_is_kept_running_like_the_others(start: Start) -> None:
+    async with start(GOOD) as (harness, task):
+        await harness.lines.until("said", "ready")
+        harness.supervisor.add(harness.spec("decode-1", "serve"))
+        await harness.lines.until("said", "decode-1 is here")
+        assert ids_of(harness) == [*GOOD, "decode-1"]
+        os.kill(harness.pid("decode-1"), signal.SIGKILL)
+        await harness.lines.until("said", "decode-1 is back")
+        os.kill(os.getpid(), signal.SIGTERM)
+        harness.supervisor.add(harness.spec("decode-2", "serve"))
+        assert await asyncio.wait_for(task, LIMIT_S) is None
+        assert sorted(harness.journal_of("ended")) == sorted([*GOOD, "decode-1"])
+
+
+async def test_a_worker_that_is_removed_drains_and_stays_away(start: Start) -> None:
+    async with start({**GOOD, "decode-1": "serve"}) as (harness, task):
+        await harness.lines.until("said", "ready")
+        harness.supervisor.remove("decode-1")
+        await harness.lines.until("up", "decode-1 has gone")
+        assert ids_of(harness) == list(GOOD)
+        assert harness.supervisor.worker_ids == ("prefill-0", "decode-0")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(task, LIMIT_S) is None
+        assert harness.journal_of("ended").count("decode-1") == 1
+        assert harness.journal_of("started").count("decode-1") == 1
+
+
+async def test_one_that_does_not_drain_in_time_is_killed_and_the_others_are_not(start: Start) -> None:
+    async with start({**GOOD, "decode-1": "deaf"}, drain_s=-4.9) as (
+        harness,
+        _,
+    ):  # beside what closing may take
+        await harness.lines.until("said", "ready")
+        others = harness.pid("decode-0"), harness.pid("router")
+        harness.supervisor.remove("decode-1")
+        await harness.lines.until("up", "decode-1 has not drained in time")
+        await harness.lines.until("up", "decode-1 has gone: it was killed by SIGKILL")
+        assert (harness.pid("decode-0"), harness.pid("router")) == others
+
+
+async def test_one_that_is_removed_while_it_starts_ends_too(start: Start) -> None:
+    async with start(GOOD) as (harness, _):
+        await harness.lines.until("said", "ready")
+        harness.supervisor.add(harness.spec("decode-1", "loads"))
+        await harness.lines.until("decode-1", "listening")
+        harness.supervisor.remove("decode-1")
+        await harness.lines.until("up", "decode-1 has gone")
+        assert ids_of(harness) == list(GOOD)
+
+
+async def test_an_added_worker_that_never_starts_leaves_the_others_alone(start: Start) -> None:
+    async with start(GOOD) as (harness, task):
+        await harness.lines.until("said", "ready")
+        harness.supervisor.add(harness.spec("decode-1", "exit78"))
+        await harness.lines.until("up", "not started again")
+        harness.supervisor.remove("decode-1")
+        assert harness.supervisor.worker_ids == ("prefill-0", "decode-0")
+        assert not task.done()
 
 
 async def test_a_second_signal_kills_what_does_not_drain(start: Start) -> None:
