@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from pdserve.children.children import Children
 from pdserve.clock import SystemClock
 from pdserve.ids import Random, draw_text_id, system_random
+from pdserve.malloc import share_one_heap
 from pdserve.rpc.v1 import admin_pb2_grpc, inference_pb2_grpc, session_pb2_grpc
 from pdserve.service.config import Config
 from pdserve.service.exposure import check_router, workers_listen
@@ -46,9 +47,9 @@ STOP_GRACE_S = 2.0  # after a drain: what calls have to write their status
 
 
 def serve(config: Config) -> int:
-    """Run a router on a loop of its own until a signal; returns the exit code. Raises ConfigError."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run_router(config))
+    """Run a router on a loop of its own until a signal; returns the exit code. Main thread. Raises ConfigError."""
+    share_one_heap()
+    return uvloop.run(run_router(config))  # a fifth more tokens a second than asyncio's own loop
 
 
 async def run_router(config: Config, stop_grace_s: float = STOP_GRACE_S) -> int:

@@ -21,8 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal."""
     config = read_settings(arguments, ROUTER)
-    import uvloop  # a fifth more tokens a second than asyncio's own loop
+    from router.process import serve  # only now: a wrong flag is answered at once
 
-    from router.process import run_router
-
-    return uvloop.run(run_router(config))
+    return serve(config)

@@ -16,7 +16,6 @@ from pdserve.engine.attention import BatchedAttention, Heads, Span, StepAttentio
 from pdserve.engine.config_reader import load_config
 from pdserve.engine.kv_pool import KvPool
 from pdserve.engine.layout import KvLayout
-from pdserve.engine.malloc_trim import trim_heap
 from pdserve.engine.model_config import read_json
 from pdserve.engine.models import MODELS
 from pdserve.engine.models.decoder import Decoder, StepInputs
@@ -30,6 +29,7 @@ from pdserve.engine.token_scores import token_logprobs
 from pdserve.engine.weights import Weights
 from pdserve.errors import RowFailed
 from pdserve.kv_memory import HostMemory, KvMemory
+from pdserve.malloc import trim_heap
 from pdserve.modelstore.errors import BadModel
 from pdserve.modelstore.progress import ByteProgress
 from pdserve.sampling import SampleKey, SamplingParams, TokenLogprobs

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from pdserve.engine import dequant
-from pdserve.engine.malloc_trim import trim_heap
 from pdserve.engine.mapped_file import MappedFile
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.row_table import RowTable
+from pdserve.malloc import trim_heap
 from pdserve.modelstore.errors import BadModel
 from pdserve.modelstore.progress import ByteProgress, Silent
 from pdserve.modelstore.stored_tensors import StoredTensor, read_tensors

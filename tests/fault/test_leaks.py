@@ -7,6 +7,7 @@ other workers do their part.
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -17,7 +18,7 @@ from pdserve.client import AsyncClient
 from pdserve.messages import Role
 from pdserve.operator_client import OperatorClient
 from tests.support.asking import Question, ask, at_rest, status_of
-from tests.support.footprint import Footprint
+from tests.support.footprint import Footprint, num_thread_heaps
 from tests.support.singles import Single, Singles
 from tests.support.waiting import until
 
@@ -73,6 +74,17 @@ async def test_restarts_of_the_others(cluster: Singles) -> None:
         await all_at_rest(client)
         for each in stay:
             await holds_no_more(each, before[each.id])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other heaps")
+async def test_the_threads_of_a_router_share_one_heap(cluster: Singles) -> None:
+    """Messages of megabytes that pass from thread to thread leave holes in each thread's heap."""
+    async with AsyncClient(cluster.all["r0"].address) as client:
+        await all_at_rest(client)
+        for seed in range(4):
+            await ask(client, Question.draw(Random(seed), 200, 20))
+    assert num_thread_heaps(cluster.all["r0"].pid) == 0
+    assert num_thread_heaps(cluster.all["p0"].pid) > 0  # by default there are some
 
 
 async def all_at_rest(client: AsyncClient) -> None:

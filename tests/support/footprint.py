@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 _POOL = "event_engine"  # threads of gRPC's pool, which gets some more, and lets them go, as the load wants it
+_HEAP_BYTES = 64 << 20
 _MOST_POOL_THREADS = 4  # beyond those that were there
 
 
@@ -61,3 +63,16 @@ def _content(file: Path) -> str:
         return file.read_text()
     except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
         return ""
+
+
+def num_thread_heaps(pid: int) -> int:
+    """Heaps that glibc has made for threads: each is 64 MiB of addresses at a multiple of that, used in part."""
+    spans: list[tuple[int, int, str]] = []
+    for line in _content(Path("/proc", str(pid), "maps")).splitlines():
+        addresses, mode = line.split()[:2]
+        start, end = (int(each, 16) for each in addresses.split("-"))
+        spans.append((start, end, mode))
+    return sum(
+        used[0] % _HEAP_BYTES == 0 and used[2] == "rw-p" and rest == (used[1], used[0] + _HEAP_BYTES, "---p")
+        for used, rest in itertools.pairwise(spans)
+    )
