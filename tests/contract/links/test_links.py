@@ -231,6 +231,24 @@ def test_a_pair_comes_up_again_when_the_later_link_that_kept_it_down_has_ended(m
     assert_handed_off(prefill, decode, 1, sent)
 
 
+def test_a_generation_that_a_stranger_claims_counts_for_nothing(make_world: MakeWorld) -> None:
+    """It neither ends the link that is up nor keeps the next one out."""
+    world = make_world()
+    prefill, decode = (world.node(name, secret=b"s" * 32) for name in "pd")
+    forger = world.node("p", epoch=prefill.ref.epoch, secret=b"t" * 32)
+    forger.owner._generation = 1_000_000
+    world.order(forger, decode)
+    world.run(lambda: bool(link_states(forger, decode)))
+    world.pair(prefill, decode)
+    world.run(lambda: forger.owner._generation > 1_000_002)
+    assert [state.up for state in link_states(prefill, decode)] == [True]
+    assert not any(state.up for state in link_states(forger, decode))
+    assert decode.owner.metrics.unproven.get("cluster.secret_file", 0) >= 2
+    sent = world.hand_off(prefill, decode, 1, num_blocks=2)
+    world.wait_ends(1, prefill, decode)
+    assert_handed_off(prefill, decode, 1, sent)
+
+
 def test_a_restarted_decode_is_another_pair(make_world: MakeWorld) -> None:
     world = make_world()
     prefill, old = world.node("p"), world.node("d", start_ns=1)
