@@ -277,12 +277,21 @@ class Intake:
         lease.last_data_s = lease.progress_s = now_s
         self._metrics.received_bytes += asked.num_bytes
         self._metrics.received_pieces += len(run)
-        per_block = self.pieces.pieces_per_block
-        for begin in range(run.start // per_block * per_block, run.stop, per_block):
-            if lease.pieces.count(WRITTEN, begin, begin + per_block) == per_block:
-                lease.num_full_blocks += 1
-                self._grown[lease.lease_id] = lease
+        num_full = self._num_filled(lease, run)
+        if num_full:
+            lease.num_full_blocks += num_full
+            self._grown[lease.lease_id] = lease
         return lease
+
+    def _num_filled(self, lease: ReceiveLease, run: range) -> int:
+        """Blocks of which this run, just written, was the last that was missing."""
+        per_block = self.pieces.pieces_per_block
+        if per_block == 1:
+            return len(run)
+        return sum(
+            lease.pieces.count(WRITTEN, begin, begin + per_block) == per_block
+            for begin in range(run.start // per_block * per_block, run.stop, per_block)
+        )
 
     def take_grown(self) -> list[ReceiveLease]:
         """Leases that got a whole block since the last call."""

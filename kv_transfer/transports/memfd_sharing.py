@@ -7,6 +7,7 @@ import ctypes
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from operator import add
 
 from kv_transfer.transports.port import RemoteRead
 from pdserve.errors import InvalidRequest
@@ -75,8 +76,8 @@ class MemfdSharing:
         At the speed of memory; other threads of the process run meanwhile.
         """
         assert self._pool is not None
-        theirs = _origin(self._pool, [(start, length) for start, _into, length in reads])
-        ours = _origin(self._memory, [(into, length) for _start, into, length in reads])
+        starts, targets, lengths = zip(*reads)
+        theirs, ours = _origin(self._pool, starts, lengths), _origin(self._memory, targets, lengths)
         begin, target, num_bytes = reads[0][0], reads[0][1], 0
         for start, into, length in reads:
             if start != begin + num_bytes or into != target + num_bytes:
@@ -97,7 +98,7 @@ class MemfdSharing:
             self._pool.close()
 
 
-def _origin(memory: KvMemory | MappedPool, spans: Sequence[tuple[int, int]]) -> int:
+def _origin(memory: KvMemory | MappedPool, starts: Sequence[int], lengths: Sequence[int]) -> int:
     """Where its byte 0 lies. All spans are looked at as one: that costs a fraction of a look at each."""
-    low = min(spans)[0]
-    return memory.address(ByteSpan(low, max(start + length for start, length in spans) - low)) - low
+    low = min(starts)
+    return memory.address(ByteSpan(low, max(map(add, starts, lengths)) - low)) - low
