@@ -17,9 +17,11 @@ from deploy.ray.host import HostReport, Prepared, ProcessEnd, ProcessHost, until
 from deploy.ray.keeper import Keeper, KeptState
 from deploy.ray.placement import Places
 from deploy.ray.ports import Host, HostLost
+from deploy.ray.scaling import follow_load
 from deploy.ray.spec import KEEPER, NAMESPACE, RayCluster, decode, encode
 from pdserve.clock import SystemClock
 from pdserve.ids import system_random
+from pdserve.service.private_folder import default_private_folder
 
 T = TypeVar("T")
 
@@ -76,7 +78,13 @@ class KeeperActor:
 
     async def _run(self) -> None:
         try:
-            await self._keeper.run()
+            async with asyncio.TaskGroup() as group:
+                name = f"{self._name}.{KEEPER}.{os.getpid()}"
+                scaling = group.create_task(
+                    follow_load(self._keeper, SystemClock(), default_private_folder(), name)
+                )
+                await self._keeper.run()
+                scaling.cancel()
         except Exception as error:  # the outermost frame of the actor: Ray starts it again, and it goes on
             sys.stderr.write(f"{self._name}/{KEEPER}: {error!r}\n")
             sys.stderr.flush()
@@ -91,8 +99,8 @@ class KeeperActor:
     async def up(self, cluster: RayCluster) -> list[str]:
         return await self._keeper.up(cluster)
 
-    async def scale(self, counts: Mapping[str, int]) -> None:
-        await self._keeper.scale(counts)
+    async def scale(self, ranges: Mapping[str, tuple[int, int]]) -> None:
+        await self._keeper.scale(ranges)
 
     async def down(self) -> None:
         await self._keeper.down()

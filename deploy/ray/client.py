@@ -113,9 +113,9 @@ class RayDriver:
             )
         return is_new
 
-    def scale(self, counts: Mapping[str, int]) -> None:
+    def scale(self, ranges: Mapping[str, tuple[int, int]]) -> None:
         """Other numbers. Raises ConfigError for what can't be, WorkerLost if there is no such cluster."""
-        self._ask(self._keeper().scale.remote(dict(counts)))
+        self._ask(self._keeper().scale.remote(dict(ranges)))
 
     def state(self) -> KeptState:
         """How it is. Raises WorkerLost if there is no such cluster."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -57,11 +57,14 @@ class KeptState:
     """The whole cluster.
 
     targets    where clients reach it; operators: where workers and operators do
+    ranges     role → the fewest and the most of it; scaling: what was last decided between them, and why
     is_served  a router has a pair that can take a request, or decode workers may prefill
     """
 
     name: str
     counts: Mapping[str, int]
+    ranges: Mapping[str, tuple[int, int]]
+    scaling: str
     targets: tuple[str, ...]
     operators: tuple[str, ...]
     is_served: bool
@@ -100,6 +103,8 @@ class Keeper:
         self._lock = asyncio.Lock()
         self._loaded = asyncio.Event()
         self._router_known = asyncio.Event()
+        self._is_scaled = asyncio.Event()
+        self.scaling = ""
 
     # --- what is asked of it; each may be asked again
 
@@ -120,16 +125,22 @@ class Keeper:
                 return ["it is being taken down"]
             if differences := self._cluster.differences(wanted):
                 return differences
-            await self._keep(self._cluster.scaled(wanted.counts))
+            await self._keep(self._cluster.asked(wanted.ranges))
             return []
 
-    async def scale(self, counts: Mapping[str, int]) -> None:
+    async def scale(self, ranges: Mapping[str, tuple[int, int]]) -> None:
         """Other numbers of these roles. Raises ConfigError for what can't be."""
         async with self._lock:
             await self._loaded.wait()
             if self._cluster is None or self._cluster.is_ending:
                 raise ConfigError("there is no such cluster")
-            await self._keep(self._cluster.scaled(counts))
+            await self._keep(self._cluster.asked(ranges))
+
+    async def follow_load(self, counts: Mapping[str, int], victims: Mapping[str, Sequence[str]]) -> None:
+        """Of what scaling decides; see `RayCluster.scaled`. Nothing, if it isn't to scale any more."""
+        async with self._lock:
+            if self._cluster is not None and self._cluster.is_scaled:
+                await self._keep(self._cluster.scaled(counts, victims))
 
     async def down(self) -> None:
         """Drain and end everything: routers first, since their streams need the workers. `run` returns then."""
@@ -149,12 +160,30 @@ class Keeper:
         return KeptState(
             name=cluster.name,
             counts=cluster.counts,
+            ranges=cluster.ranges,
+            scaling=self.scaling if cluster.is_scaled else "",
             targets=tuple(address.target for address in routers),
             operators=tuple(address.operators for address in routers),
             is_served=pairs_up > 0 or bool(cluster.settings["router.allow_local_prefill"]),
             is_ending=cluster.is_ending,
             processes=tuple(_shown(slot) for slot in self._slots.values()),
         )
+
+    async def until_scaled(self) -> RayCluster:
+        """The cluster, once it is one whose numbers follow the load."""
+        await self._is_scaled.wait()
+        assert self._cluster is not None
+        return self._cluster
+
+    def is_scaled_otherwise(self, cluster: RayCluster) -> bool:
+        """Whether it is to be scaled no longer, or within other ranges."""
+        now = self._cluster
+        return now is None or not now.is_scaled or now.ranges != cluster.ranges
+
+    @property
+    def cluster(self) -> RayCluster | None:
+        """What it keeps."""
+        return self._cluster
 
     def unplaced(self) -> dict[str, dict[str, float]]:
         """What the processes take for which Ray has found no node; see `RayCluster.needs`."""
@@ -166,7 +195,7 @@ class Keeper:
 
     async def run(self) -> None:
         """Keep what the store says until it is taken down."""
-        self._cluster = await self._store.load()
+        self._take(await self._store.load())
         async with asyncio.TaskGroup() as group:
             for process in sorted(await self._hosts.names()):
                 # Also hosts that are no longer wanted: their drain goes on.
@@ -192,10 +221,17 @@ class Keeper:
 
     async def _keep(self, cluster: RayCluster) -> None:
         await self._store.save(cluster)
-        self._cluster = cluster
+        self._take(cluster)
         for slot in self._slots.values():
             slot.again.set()
         self._changed.set()
+
+    def _take(self, cluster: RayCluster | None) -> None:
+        self._cluster = cluster
+        if cluster is not None and cluster.is_scaled:
+            self._is_scaled.set()
+        else:
+            self._is_scaled.clear()
 
     def _add(self, process: str, group: asyncio.TaskGroup) -> None:
         slot = self._slots[process] = _Slot(process, Restarts(POLICY))
@@ -299,7 +335,7 @@ class Keeper:
             await self._router_known.wait()
             slot.why = ""
         slot.host = host = await self._hosts.find_or_create(slot.process, self._cluster)
-        slot.addresses = await host.prepare(self._cluster, slot.process, self._operators())
+        slot.addresses = await host.prepare(self._cluster, slot.process, self.operators())
         slot.state = "starting"
         if is_router:
             self._tell_routers()
@@ -323,7 +359,7 @@ class Keeper:
             try:
                 async with asyncio.timeout(_SILENT_S):
                     slot.report = await host.report()
-                    routers = self._operators()
+                    routers = self.operators()
                     if routers != told and role_of(slot.process) != "router":
                         await host.set_routers(routers)
                         told = routers
@@ -340,7 +376,7 @@ class Keeper:
     def _of_role(self, role: str) -> list[_Slot]:
         return [slot for slot in self._slots.values() if role_of(slot.process) == role]
 
-    def _operators(self) -> tuple[str, ...]:
+    def operators(self) -> tuple[str, ...]:
         """Where workers reach the routers that have a place, those that drain left out."""
         return tuple(
             slot.addresses.operators
@@ -349,7 +385,7 @@ class Keeper:
         )
 
     def _tell_routers(self) -> None:
-        if self._operators():
+        if self.operators():
             self._router_known.set()
 
 

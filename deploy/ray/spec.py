@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from deploy.scaling.targets import Range
 from pdserve.service.config import Config, TimeoutsConfig
 from pdserve.service.lifecycle import longest_drain_s
 from pdserve.service.settings import ConfigError, shown
@@ -45,7 +47,8 @@ class PairPlace:
 class RayCluster:
     """One cluster.
 
-    counts      role → how many processes
+    members     role → the numbers of its processes
+    ranges      role → the fewest and the most that scaling may make of it; where they are equal it is left alone
     settings    the whole effective configuration, "table.key" → value; those of FILE_SETTINGS are empty
     files       setting → content of the file it names
     resources   role → what Ray is to set aside for one process: CPU, GPU and custom ones
@@ -53,7 +56,8 @@ class RayCluster:
     """
 
     name: str
-    counts: dict[str, int]
+    members: dict[str, list[int]]
+    ranges: dict[str, tuple[int, int]]
     settings: dict[str, Any]
     resources: dict[str, dict[str, float]]
     files: dict[str, bytes] = field(default_factory=dict, repr=False)
@@ -63,7 +67,17 @@ class RayCluster:
         """Ids of all, in the order in which they are started: "router-0", …, "prefill-0", …, "decode-0", …"""
         if self.is_ending:
             return []
-        return [f"{role}-{index}" for role in ROLES for index in range(self.counts.get(role, 0))]
+        return [f"{role}-{number}" for role in ROLES for number in self.members.get(role, ())]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Role → how many processes."""
+        return {role: len(numbers) for role, numbers in self.members.items()}
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a number of workers follows the load."""
+        return not self.is_ending and any(least < most for least, most in self.ranges.values())
 
     @property
     def drain_s(self) -> float:
@@ -110,11 +124,28 @@ class RayCluster:
         """What its processes take, one entry each."""
         return [dict(self.resources[role_of(name)]) for name in self.processes()]
 
-    def scaled(self, counts: Mapping[str, int]) -> RayCluster:
-        """With other numbers of these roles. Raises ConfigError for what couldn't serve."""
-        merged = {**self.counts, **counts}
-        check_counts(merged, local_prefill=self.settings["router.allow_local_prefill"])
-        return replace(self, counts=merged)
+    def asked(self, ranges: Mapping[str, tuple[int, int]]) -> RayCluster:
+        """With other numbers of these roles, within the ranges. Raises ConfigError for what couldn't serve."""
+        merged = {**self.ranges, **ranges}
+        check_ranges(merged, local_prefill=self.settings["router.allow_local_prefill"])
+        counts = {
+            role: min(max(self.counts.get(role, 0), least), most) for role, (least, most) in merged.items()
+        }
+        return replace(self.scaled(counts, {}), ranges=merged)
+
+    def scaled(self, counts: Mapping[str, int], victims: Mapping[str, Sequence[str]]) -> RayCluster:
+        """With so many. Of a role that shrinks its `victims` go first, then those with the highest numbers; one that
+        grows takes the lowest free numbers.
+        """
+        members = dict(self.members)
+        for role, count in counts.items():
+            numbers = sorted(members.get(role, ()))
+            first = [number for each in victims.get(role, ()) if (number := number_of(each)) in numbers]
+            order = [*first, *(number for number in reversed(numbers) if number not in first)]
+            kept = set(order[max(0, len(numbers) - count) :])
+            free = (number for number in itertools.count() if number not in kept)
+            members[role] = sorted({*kept, *itertools.islice(free, max(0, count - len(kept)))})
+        return replace(self, members=members)
 
     def differences(self, wanted: RayCluster) -> list[str]:
         """What else than the numbers is asked for otherwise, in words, without the content of files."""
@@ -152,6 +183,12 @@ def role_of(process: str) -> str:
     return process.rpartition("-")[0]
 
 
+def number_of(process: str) -> int:
+    """The number of "prefill-3"; -1 for what isn't named so."""
+    number = process.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
 def encode(cluster: RayCluster) -> bytes:
     """As it is kept."""
     return msgspec.json.encode(cluster)
@@ -167,19 +204,41 @@ def shipped_settings(config: Config) -> dict[str, Any]:
     return {**config.effective(), **dict.fromkeys(FILE_SETTINGS, "")}
 
 
-def check_counts(counts: Mapping[str, int], *, local_prefill: bool) -> None:
+def check_ranges(ranges: Mapping[str, tuple[int, int]], *, local_prefill: bool) -> None:
     """Raises ConfigError naming what these numbers of processes can't do."""
-    for role, count in counts.items():
-        if count < 0:
-            raise ConfigError(f"--{role} must not be negative, got {count}")
-    if not counts.get("router"):
+    for role, (least, most) in ranges.items():
+        if least < 0:
+            raise ConfigError(f"--{role} must not be negative, got {least}")
+        if least < most and role == "router":
+            raise ConfigError("--routers: want a number, since routers aren't scaled")
+    least_of = {role: ranges.get(role, (0, 0))[0] for role in ROLES}
+    if not least_of["router"]:
         raise ConfigError("no router would take requests: give --routers at least 1")
-    if not counts.get("decode"):
+    if not least_of["decode"]:
         raise ConfigError("no worker would decode: give --decode at least 1")
-    if not counts.get("prefill") and not local_prefill:
+    if not least_of["prefill"] and not local_prefill:
         raise ConfigError(
             "no worker would prefill: give --prefill at least 1, or set router.allow_local_prefill = true"
         )
+    if not least_of["prefill"] and any(least < most for least, most in ranges.values()):
+        raise ConfigError("scaling needs both roles: give --prefill at least 1")
+
+
+def read_range(text: str, flag: str) -> tuple[int, int]:
+    """What "3" or "1..3" says. Raises ConfigError naming `flag`."""
+    if text.lstrip("-").isdecimal():
+        return int(text), int(text)
+    try:
+        found = Range.parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error}") from error
+    return found.least, found.most
+
+
+def range_text(numbers: tuple[int, int]) -> str:
+    """ "3", or "1..3"."""
+    least, most = numbers
+    return f"{least}" if least == most else f"{least}..{most}"
 
 
 def read_resources(text: str, flag: str) -> dict[str, float]:

@@ -31,7 +31,7 @@ or a path that must be good on every node. Needs `pip install 'pdserve[ray]'`, h
 """
 _SHORTS = {
     name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")
-}
+} | {"ttft-target": "scaling.ttft_target_s", "itl-target": "scaling.itl_target_s"}
 _ROLES = ("router", "prefill", "decode")
 # A node's address, and a free port, unless the configuration says which.
 _DEFAULTS = {"router.listen": "127.0.0.1:0"}
@@ -42,9 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to do, with which cluster, on which Ray."""
     actions = parser.add_subparsers(dest="action", metavar="up|scale|status|down", required=True)
     up = actions.add_parser(
-        "up", help="start it, or make the one that runs what is asked for; waits until it serves"
+        "up",
+        help="start it, or make the one that runs what is asked for; waits until it serves",
+        allow_abbrev=False,
     )
-    scale = actions.add_parser("scale", help="other numbers of processes; what is too many drains")
+    scale = actions.add_parser(
+        "scale", help="other numbers of processes; what is too many drains", allow_abbrev=False
+    )
     status = actions.add_parser("status", help="its addresses and processes")
     down = actions.add_parser("down", help="drain it and end it")
     for action in (up, scale, status, down):
@@ -56,9 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--name", default="pdserve", metavar="C", help="the cluster's (default pdserve)")
     for action in (up, scale):
         usual = " (default 1)" if action is up else " (default: as it is)"
-        for flag, metavar, what in (("prefill", "X", "prefill workers"), ("decode", "Y", "decode workers"),
+        for flag, metavar, what in (("prefill", "X", "prefill workers, or X..X2: as many as the load needs"),
+                                    ("decode", "Y", "decode workers, or Y..Y2"),
                                     ("routers", "N", "routers")):  # fmt: skip
-            action.add_argument(f"--{flag}", type=int, metavar=metavar, help=what + usual)
+            action.add_argument(f"--{flag}", metavar=metavar, help=what + usual)
         action.add_argument(
             "--wait-s", type=float, default=_WAIT_S, metavar="S",
             help=f"how long to wait until it serves (default {_WAIT_S:g})",
@@ -150,25 +155,30 @@ def _stay(driver: RayDriver, address: str) -> None:
 
 
 def _scale(driver: RayDriver, arguments: argparse.Namespace) -> int:
-    given = {"prefill": arguments.prefill, "decode": arguments.decode, "router": arguments.routers}
-    counts = {role: count for role, count in given.items() if count is not None}
-    if not counts:
+    ranges = _ranges(arguments)
+    if not ranges:
         raise ConfigError("scale to what? give --prefill, --decode or --routers")
-    driver.scale(counts)
+    driver.scale(ranges)
     _say_ready(driver.wait_served(arguments.wait_s))
     return 0
+
+
+def _ranges(arguments: argparse.Namespace) -> dict[str, tuple[int, int]]:
+    """Role → numbers, of those that were given."""
+    from deploy.ray.spec import read_range
+
+    flags = {"router": "routers", "prefill": "prefill", "decode": "decode"}
+    given = {role: getattr(arguments, flag) for role, flag in flags.items()}
+    return {role: read_range(text, f"--{flags[role]}") for role, text in given.items() if text is not None}
 
 
 def _cluster(arguments: argparse.Namespace, config: Config) -> RayCluster:
     """What is asked for; checked as far as it can be from here. Ray is joined."""
     from deploy.ray import client
-    from deploy.ray.spec import FILE_SETTINGS, RayCluster, check_counts, read_resources, shipped_settings
+    from deploy.ray.spec import FILE_SETTINGS, RayCluster, check_ranges, read_resources, shipped_settings
 
-    counts = {
-        role: 1 if given is None else given
-        for role, given in zip(_ROLES, (arguments.routers, arguments.prefill, arguments.decode), strict=True)
-    }
-    check_counts(counts, local_prefill=config.router.allow_local_prefill)
+    ranges = {**dict.fromkeys(_ROLES, (1, 1)), **_ranges(arguments)}
+    check_ranges(ranges, local_prefill=config.router.allow_local_prefill)
     if config.engine.kind == "torch" and not config.worker.model:
         raise ConfigError("no model: give --model an alias (pdserve fetch) or a path, good on every node")
     for node in client.node_addresses():
@@ -186,11 +196,12 @@ def _cluster(arguments: argparse.Namespace, config: Config) -> RayCluster:
             resources[role] = {"CPU": cpus, **({role: 1.0} if client.offers(role) else {})}
     settings = shipped_settings(config)
     if is_local and not config.engine.threads:
-        settings["engine.threads"] = _local_threads(counts["prefill"] + counts["decode"])
+        settings["engine.threads"] = _local_threads(ranges["prefill"][1] + ranges["decode"][1])
     named = {name: path for name in FILE_SETTINGS if (path := config.effective()[name])}
     return RayCluster(
         name=arguments.name,
-        counts=counts,
+        members={role: list(range(least)) for role, (least, _) in ranges.items()},
+        ranges=ranges,
         settings=settings,
         resources=resources,
         files={name: _read(name, Path(path)) for name, path in named.items()},
@@ -234,6 +245,8 @@ def _show(state: KeptState, *, as_json: bool) -> None:
         print(json.dumps(dataclasses.asdict(state)))
         return
     ending = ", is being taken down" if state.is_ending else ""
+    if state.scaling:
+        print(f"scaling: {state.scaling}")
     print(f"{state.name}{ending}; clients: {','.join(state.targets) or 'nowhere yet'}")
     width: Callable[[str], int] = lambda key: max(len(str(getattr(each, key))) for each in state.processes)  # noqa: E731
     for each in state.processes:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from random import Random
@@ -28,7 +29,7 @@ NAME = "loaded"
 LIMIT_S = 100.0  # of anything to come back; how long it took is printed
 NODE = {"prefill": 8.0, "decode": 8.0, "router": 8.0, "CPU": 32.0}
 FLAGS = ("--engine", "fake", "--engine.num-blocks", "2048", "--timeouts.worker-wait-s", "90",
-         "--timeouts.drain-s", "20")  # fmt: skip
+         "--timeouts.drain-s", "20", "--scaling.cool-down-down-s", "3", "--itl-target", "0.0001")  # fmt: skip
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,12 +71,13 @@ class OnRay:
 
     async def whole(self) -> None:
         """All processes are ready, and every router knows all workers."""
-        wanted = sorted(f"{role}-{i}" for role, n in self.state.counts.items() for i in range(n))
-        await self.when(
-            "all are ready",
-            lambda state: sorted(each.id for each in state.processes if each.state == "ready") == wanted,
-        )
-        workers = [each for each in wanted if not each.startswith("router")]
+
+        def are_ready(state: KeptState) -> bool:
+            has = Counter(each.role for each in state.processes if each.state == "ready")
+            return has == Counter(state.counts) and has.total() == len(state.processes)
+
+        await self.when("all are ready", are_ready)
+        workers = sorted(each.id for each in self.state.processes if each.role != "router")
         for target in self.targets():
             async with AsyncClient(target) as client:
 
@@ -135,16 +137,31 @@ async def test_a_pair_that_shares_memory_lies_on_one_node(on_ray: OnRay) -> None
 
 async def test_more_decode_workers_and_fewer(on_ray: OnRay) -> None:
     async with on_ray.loaded() as load:
-        await asyncio.to_thread(on_ray.driver.scale, {"decode": 3})
+        await asyncio.to_thread(on_ray.driver.scale, {"decode": (3, 3)})
         await on_ray.when("3 are wanted", lambda state: state.counts["decode"] == 3)
         await on_ray.whole()
         await load.answers("decode-2", 1)
         leaves = on_ray.process("decode-2")
-        await asyncio.to_thread(on_ray.driver.scale, {"decode": 2})
+        await asyncio.to_thread(on_ray.driver.scale, {"decode": (2, 2)})
         assert leaves.pid is not None and leaves.host_pid is not None
         await wait_gone(leaves.pid, LIMIT_S)
         await wait_gone(leaves.host_pid, LIMIT_S)
         await on_ray.when("2 are left", lambda state: len(state.processes) == 6)
+
+
+async def test_the_number_of_workers_follows_the_load(on_ray: OnRay) -> None:
+    """A step of any size is more than the target of 0.1 ms, and none is less."""
+    await asyncio.to_thread(on_ray.driver.scale, {"decode": (1, 3)})
+    async with SteadyLoad(on_ray.targets, Random(NAME), num_clients=4, max_tokens=400) as load:
+        await on_ray.when("3 decode workers", lambda state: state.counts["decode"] == 3)
+        await on_ray.whole()
+        await load.answers("decode-2", 1)
+        assert "a step takes" in (await on_ray.look()).scaling
+    await on_ray.when("1 decode worker", lambda state: state.counts["decode"] == 1)
+    await on_ray.when("the others have drained", lambda state: len(state.processes) == 5)
+    await asyncio.to_thread(on_ray.driver.scale, {"decode": (2, 2)})
+    await on_ray.when("2 decode workers", lambda state: state.counts["decode"] == 2)
+    await on_ray.whole()
 
 
 @pytest.mark.parametrize("process", ["decode-0", "prefill-1", "router-1"])

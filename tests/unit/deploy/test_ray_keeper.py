@@ -24,9 +24,11 @@ RESOURCES: dict[str, dict[str, float]] = {"router": {}, "prefill": {"CPU": 1}, "
 
 
 def a_cluster(**counts: int) -> RayCluster:
+    merged = {"router": 1, "prefill": 1, "decode": 1, **counts}
     return RayCluster(
         name="c",
-        counts={"router": 1, "prefill": 1, "decode": 1, **counts},
+        members={role: list(range(count)) for role, count in merged.items()},
+        ranges={role: (count, count) for role, count in merged.items()},
         settings=SETTINGS,
         resources=RESOURCES,
     )
@@ -269,7 +271,7 @@ def test_a_keeper_that_comes_back_finds_its_hosts_and_drains_those_that_are_too_
         await it.passes()
         await it.kill()
         assert it.hosts.kept is not None
-        it.hosts.kept = it.hosts.kept.scaled({"decode": 2})
+        it.hosts.kept = it.hosts.kept.asked({"decode": (2, 2)})
         leaves = it.hosts.living["decode-2"]
         it.start()
         first = await it.keeper.state()
@@ -315,7 +317,7 @@ def test_a_host_without_a_place_is_ended_without_a_drain() -> None:
         it.hosts.new = lambda host: setattr(host, "is_silent", host.process == "decode-1")
         await it.keeper.up(a_cluster(decode=2))
         assert states(await it.passes(100))["decode-1"] == "placing"
-        await it.keeper.scale({"decode": 1})
+        await it.keeper.scale({"decode": (1, 1)})
         assert "decode-1" not in states(await it.passes())
         assert it.hosts.ended == ["decode-1"]
 
@@ -326,7 +328,7 @@ def test_a_shape_that_could_not_serve_is_refused() -> None:
     async def run(it: Kept) -> None:
         await it.keeper.up(a_cluster())
         with pytest.raises(ConfigError, match="no worker would decode"):
-            await it.keeper.scale({"decode": 0})
+            await it.keeper.scale({"decode": (0, 0)})
         assert (await it.passes()).counts["decode"] == 1
 
     kept(run)

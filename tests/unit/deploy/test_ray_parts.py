@@ -13,15 +13,18 @@ import pytest
 
 from deploy.ray.host import node_environ, until_orphaned
 from deploy.ray.node_folder import NodeFolder
+from deploy.ray.scaling import targets_of
 from deploy.ray.spec import (
     PairPlace,
     RayCluster,
     decode,
     encode,
+    read_range,
     read_resources,
     shipped_settings,
     shortages,
 )
+from deploy.scaling.targets import Range
 from pdserve.service.config import Config, EngineConfig, TimeoutsConfig, load
 from pdserve.service.settings import ConfigError
 from tests.support.virtual_loop import run_virtual
@@ -29,7 +32,8 @@ from tests.support.virtual_loop import run_virtual
 CONFIG = Config(engine=EngineConfig(kind="fake", threads=3), timeouts=TimeoutsConfig(drain_s=7.5))
 CLUSTER = RayCluster(
     name="c",
-    counts={"router": 1, "prefill": 2, "decode": 1},
+    members={"router": [0], "prefill": [0, 1], "decode": [0]},
+    ranges={"router": (1, 1), "prefill": (2, 2), "decode": (1, 1)},
     settings=shipped_settings(CONFIG),
     resources={"router": {"CPU": 1}, "prefill": {"CPU": 2, "prefill": 1}, "decode": {}},
     files={"cluster.secret_file": b"\x00secret\xff" * 8},
@@ -81,6 +85,45 @@ def test_a_shortage_says_what_is_short() -> None:
     assert list(shortages({"decode-0": {"CPU": 4, "prefill": 1}}, nodes)) == [
         "decode-0 takes CPU 4, prefill 1, and no node has it (the most on one: CPU 3, prefill 0)"
     ]
+
+
+def test_those_that_may_go_go_first_and_free_numbers_are_taken_again() -> None:
+    cluster = CLUSTER.scaled({"decode": 4}, {})
+    assert cluster.members["decode"] == [0, 1, 2, 3]
+    cluster = cluster.scaled({"decode": 2}, {"decode": ["decode-1", "elsewhere", "decode-0"]})
+    assert cluster.members["decode"] == [2, 3]
+    cluster = cluster.scaled({"decode": 3, "prefill": 1}, {})
+    assert cluster.members == {"router": [0], "prefill": [0], "decode": [0, 2, 3]}
+
+
+def test_a_range_keeps_the_number_that_there_is_within_it() -> None:
+    cluster = CLUSTER.asked({"prefill": (1, 3), "decode": (3, 5)})
+    assert cluster.counts == {"router": 1, "prefill": 2, "decode": 3} and cluster.is_scaled
+    assert not cluster.asked({"prefill": (3, 3), "decode": (3, 3)}).is_scaled
+    assert not replace(cluster, is_ending=True).is_scaled
+    assert targets_of(cluster).decode == Range(3, 5) and not targets_of(cluster).how.change_roles
+
+
+@pytest.mark.parametrize(
+    ("ranges", "said"),
+    [
+        ({"decode": (0, 2)}, "give --decode at least 1"),
+        ({"prefill": (-1, -1)}, "--prefill must not be negative"),
+        ({"router": (1, 2)}, "routers aren't scaled"),
+        ({"router": (0, 0)}, "give --routers at least 1"),
+        ({"prefill": (0, 0)}, "give --prefill at least 1"),
+    ],
+)
+def test_numbers_that_could_not_serve_are_refused(ranges: dict[str, tuple[int, int]], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        CLUSTER.asked(ranges)
+
+
+def test_numbers_as_flags() -> None:
+    assert read_range("3", "--decode") == (3, 3) and read_range("1..3", "--decode") == (1, 3)
+    for wrong in ("", "x", "3..1", "1..", "1...3"):
+        with pytest.raises(ConfigError, match="--decode: "):
+            read_range(wrong, "--decode")
 
 
 def test_workers_that_share_memory_are_pairs() -> None:

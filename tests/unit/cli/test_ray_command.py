@@ -1,0 +1,68 @@
+"""`pdserve ray` as far as it goes without Ray; on Ray: tests/integration/ray."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from pdserve.cli.main import build_parser, main
+from tests.support.readme import ROOT
+
+NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray, an extra, isn't installed")
+PAGE = ROOT / "docs/deploy-ray.md"
+
+
+def documented() -> list[str]:
+    """The `pdserve` commands of the page, without what is said beside them."""
+    blocks = "\n".join(
+        re.findall(r"^```\n(.*?)^```", PAGE.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    )
+    lines = blocks.replace("\\\n", " ").splitlines()
+    return [line.split("  (")[0].strip() for line in lines if line.startswith("pdserve ")]
+
+
+def test_the_page_shows_every_action() -> None:
+    assert {line.split()[2] for line in documented() if line.startswith("pdserve ray")} == {
+        "up", "scale", "status", "down",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("line", documented())
+def test_a_documented_command_is_one(line: str) -> None:
+    _, *arguments = shlex.split(line)
+    build_parser(arguments).parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("status --name a/b", "--name must be"),
+        ("down --address local", "give the address that it has printed"),
+        ("up --engine fake --engine.kind torch", "contradicts"),
+        pytest.param(
+            "scale --address 127.0.0.1:1 --decode 2",
+            "no Ray cluster can be joined (address=127.0.0.1:1",
+            marks=NEEDS_RAY,
+        ),
+        pytest.param("status --address ray://head:10001", "want auto, local, or HOST:PORT", marks=NEEDS_RAY),
+        pytest.param("status --address nowhere", "HOST:PORT", marks=NEEDS_RAY),
+    ],
+)
+def test_a_mistake_is_said_in_a_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ray", *line.split()]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert said in err
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    """In a process of its own, in which Ray can't be found."""
+    code = "import sys; sys.modules['ray'] = None; from pdserve.cli.main import main; sys.exit(main(['ray', 'status']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr == "error: `pdserve ray` needs Ray: pip install 'pdserve[ray]'\n"
