@@ -146,9 +146,7 @@ class RayDriver:
             now_s = self._clock.now_s()
             if now_s - started_s >= wait_s:
                 lacks = "; ".join((", ".join(waits) or "a link between the workers", *self._shortages()))
-                raise WorkerLost(
-                    f"{self._name} is not ready in {wait_s:g} s, and goes on; it waits for {lacks}"
-                )
+                raise WorkerLost(f"{self._name} is not ready in {wait_s:g} s; it waits for {lacks}")
             if now_s - told_s >= _SLOW_S:
                 told_s = now_s
                 self._tell(f"still waiting for {', '.join(waits) or 'a link between the workers'}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdserve.cli.settings import WORKER, add_settings, read_settings
+from pdserve.errors import WorkerLost
 from pdserve.fields import plain_id
 from pdserve.service.config import Config
 from pdserve.service.exposure import check_router, check_worker
@@ -80,6 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it. Raises PdserveError."""
+    from deploy.ray.loopback import is_on_loopback
+
     if plain_id(arguments.name) or not arguments.name:
         raise ConfigError(f"--name must be {plain_id(arguments.name) or 'given'}, got {arguments.name!r}")
     is_local = arguments.address == "local"
@@ -88,10 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
             "--address local is a Ray of `up` itself: give the address that it has printed, or auto"
         )
     config = read_settings(arguments, _SHORTS, defaults=_DEFAULTS) if arguments.action == "up" else None
-    if is_local:
-        # Of a Ray of our own only: nothing of it listens where strangers reach it, nothing is told to its makers.
+    # Ray reads these when it is imported.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if is_on_loopback(arguments.address):
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         from deploy.ray.client import RayDriver, joined
     except ModuleNotFoundError as error:
@@ -126,6 +129,10 @@ def _up(driver: RayDriver, arguments: argparse.Namespace, config: Config) -> int
         state = driver.wait_served(arguments.wait_s)
     except ConfigError:
         if is_new:
+            driver.down()
+        raise
+    except WorkerLost:
+        if is_local:
             driver.down()
         raise
     except KeyboardInterrupt:

@@ -1,0 +1,59 @@
+"""Whether a Ray cluster listens on loopback only. Knows no Ray: it must be known before that is imported."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from pdserve.errors import InvalidRequest
+from pdserve.service.address import is_loopback, split_address
+
+_CURRENT = Path("/tmp/ray/ray_current_cluster")  # where Ray writes the address that "auto" stands for
+_ANY_ROUTE = ("192.0.2.1", 9)  # nothing is sent there
+_CONNECT_S = 2.0
+
+
+def is_on_loopback(address: str) -> bool:
+    """Whether the Ray at `address`, as the command line has it, is one that no other machine reaches.
+
+    Ray takes 127.0.0.1 for the machine's own address elsewhere, unless RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 is set
+    when it is imported: then a Ray on loopback is found, and any other isn't.
+    """
+    if address == "local":
+        return True
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or _current()
+    try:
+        _, port = split_address(address)
+        if not is_loopback(address):
+            return False
+    except InvalidRequest:
+        return False
+    own = _own_address()
+    return own is None or not _listens(own, port)
+
+
+def _current() -> str:
+    try:
+        return _CURRENT.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _own_address() -> str | None:
+    """By which this machine reaches others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(_ANY_ROUTE)
+        except OSError:
+            return None
+        return str(asking.getsockname()[0])
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
