@@ -9,7 +9,7 @@ from pathlib import Path
 from pdserve.errors import InvalidRequest
 from pdserve.service.address import is_loopback, split_address
 
-_CURRENT = Path("/tmp/ray/ray_current_cluster")  # where Ray writes the address that "auto" stands for
+_FLAG = b"--gcs-address="  # of the processes of a Ray node, by which Ray too finds what "auto" stands for
 _ANY_ROUTE = ("192.0.2.1", 9)  # nothing is sent there
 _CONNECT_S = 2.0
 
@@ -35,10 +35,16 @@ def is_on_loopback(address: str) -> bool:
 
 
 def _current() -> str:
-    try:
-        return _CURRENT.read_text().strip()
-    except OSError:
-        return ""
+    """Of the Ray that runs on this machine, "" if there is none or nobody can say."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = file.read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
+        found = next((each for each in arguments if each.startswith(_FLAG)), None)
+        if found is not None:
+            return found.removeprefix(_FLAG).decode(errors="replace")
+    return ""
 
 
 def _own_address() -> str | None:

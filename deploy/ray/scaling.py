@@ -90,7 +90,7 @@ class _Told:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
 
-    async def tell(self, decision: Decision, targets: ScalingTargets | None = None) -> None:
+    async def tell(self, decision: Decision) -> None:
         self._keeper.scaling = decision.why
 
 

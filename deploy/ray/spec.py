@@ -226,8 +226,6 @@ def check_ranges(ranges: Mapping[str, tuple[int, int]], *, local_prefill: bool) 
 
 def read_range(text: str, flag: str) -> tuple[int, int]:
     """What "3" or "1..3" says. Raises ConfigError naming `flag`."""
-    if text.lstrip("-").isdecimal():
-        return int(text), int(text)
     try:
         found = Range.parse(text)
     except ConfigError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -26,3 +28,14 @@ def test_what_listens_on_loopback_only_is() -> None:
 def test_what_listens_everywhere_is_not() -> None:
     with socket.create_server(("", 0)) as everywhere:
         assert not is_on_loopback(f"127.0.0.1:{everywhere.getsockname()[1]}")
+
+
+def test_auto_is_that_of_a_node_of_this_machine() -> None:
+    """Here: what looks like one and waits for its standard input."""
+    with socket.create_server(("127.0.0.1", 0)) as here:
+        flag = f"--gcs-address=127.0.0.1:{here.getsockname()[1]}"
+        node = subprocess.Popen([sys.executable, "-c", "input()", flag], stdin=subprocess.PIPE)
+        try:
+            assert is_on_loopback("auto")
+        finally:
+            node.communicate(b"\n")
