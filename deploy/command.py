@@ -19,7 +19,9 @@ _FLAGS = {key.name: key.flag for key in SETTINGS}
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
-def arguments_of(role: str, values: Mapping[str, object], config_file: Path | None = None) -> tuple[str, ...]:
+def arguments_of(
+    role: str, values: Mapping[str, object], config_file: Path | str | None = None
+) -> tuple[str, ...]:
     """What follows the program: the command of a role, and its settings.
 
     role    router, prefill, decode or both

@@ -1,0 +1,1 @@
+"""On Kubernetes: the operator here, the Helm chart beside it."""
