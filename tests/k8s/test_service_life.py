@@ -79,7 +79,7 @@ async def test_edits_by_hand_are_undone(world: World) -> None:
     name = deployments["router"]["metadata"]["name"]
     before = deployments["router"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     await world.client.patch(
-        f"{DEPLOYMENTS}/{name}", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}}
+        f"{DEPLOYMENTS}/{name}", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 4000}}}}
     )
     await world.client.patch(f"{CORE}/services/one", {"spec": {"selector": {"pdserve.dev/set": "none"}}})
     await world.client.ask("DELETE", f"{POOLS}/{deployments['prefill']['metadata']['name']}")

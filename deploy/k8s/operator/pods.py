@@ -67,6 +67,7 @@ def pod_spec(role: str, spec: ServiceSpec, *, config_map: str, secret: str, rout
             "runAsUser": _USER,
             "runAsGroup": _USER,
             "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
