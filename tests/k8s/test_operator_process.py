@@ -161,3 +161,24 @@ async def test_one_that_is_asked_to_end_hands_over_at_once(world: World) -> None
 
 async def says(operator: Operator, event: str) -> bool:
     return operator.says(f'"event": "{event}"')
+
+
+async def test_a_pool_with_targets_follows_the_load_and_says_why(world: World) -> None:
+    small = {"engine": {"kind": "fake", "num_blocks": 32}, "timeouts": {"heartbeat_s": 0.2}}
+    scaling = {"scaling": {"interval_s": 0.5, "grow_after_s": 1.0, "cool_down_down_s": 5.0}}
+    await world.create(
+        "three",
+        pools={"decode": {"min": 1, "max": 2}},
+        targets={"ttftSeconds": 0.5, "itlSeconds": 0.08},
+        config={**small, **scaling},
+    )
+    await world.settled("three")
+
+    async def decode(count: int) -> bool:
+        deployment = (await world.deployments("three"))["decode"]
+        return bool(deployment["status"].get("readyReplicas", 0) == deployment["spec"]["replicas"] == count)
+
+    async with world.load("three", 8):
+        await world.until("a second decode worker", partial(decode, 2))
+    assert "decode" in (await world.client.get(f"{SERVICES}/three"))["status"]["scaling"]
+    await world.until("one is enough again", partial(decode, 1))
