@@ -29,6 +29,7 @@ class DecodeAttempt(WorkerAttempt[DecodeState]):
 
     since_s      when this choice first asked for blocks anywhere here: its age in the waiting list
     last_place   the place in the waiting list that the router was told
+    pull_progress  grows while its KV comes, or while the link that it comes over is busy with others
     """
 
     source: WorkerRef | None
@@ -37,7 +38,7 @@ class DecodeAttempt(WorkerAttempt[DecodeState]):
     serial: int
     state: DecodeState = DecodeState.WAITING
     last_place: int | None = None
-    num_pulled: int = 0
+    pull_progress: int = 0
     admitted_s: float = 0.0
     started_s: float = 0.0
     decode_queue_s: float | None = None
@@ -60,7 +61,7 @@ class DecodeAttempt(WorkerAttempt[DecodeState]):
     def amount(self) -> int:
         phase = self.phase
         if phase is Phase.PULLING:
-            return self.num_pulled
+            return self.pull_progress
         if phase is Phase.PREFILLING:
             return self.seq.num_computed
         return self.seq.num_generated if phase is Phase.RUNNING else 0

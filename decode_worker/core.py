@@ -83,8 +83,8 @@ class DecodeCore:
 
     def handle(self, message: object) -> None:
         match message:
-            case PullProgress(lease_id, num_received):
-                self._grants.note_received(lease_id, num_received)
+            case PullProgress():
+                self._grants.note_progress(message)
             case HandedOff():
                 self._on_handed_off(message)
             case Retired():

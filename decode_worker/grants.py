@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from decode_worker.attempt import DecodeAttempt
-from kv_transfer.messages import EndLease, ExpectLease, Retired
+from kv_transfer.messages import EndLease, ExpectLease, PullProgress, Retired
 from pdserve.engine.block_pool import BlockState
 from pdserve.engine.engine import Engine
 from pdserve.errors import InvariantViolated, PdserveError
@@ -127,14 +127,12 @@ class Grants:
         self._to_transfer(ExpectLease(grant.lease_id, grant.source, len(hits), expected, attempt.name))
         return grant
 
-    def note_received(self, lease_id: int, num_received: int) -> Grant | None:
-        """More of it is here. None if it isn't live."""
-        grant = self._grants.get(lease_id)
-        if grant is None or grant.ended:
-            return None
-        grant.num_received = num_received
-        grant.attempt.num_pulled = num_received
-        return grant
+    def note_progress(self, progress: PullProgress) -> None:
+        """More of it is here, or its link moved; if it isn't live that means nothing."""
+        grant = self._grants.get(progress.lease_id)
+        if grant is not None and not grant.ended:
+            grant.num_received = progress.num_received
+            grant.attempt.pull_progress = progress.num_received + progress.num_waits
 
     def end(self, grant: Grant, error: PdserveError) -> None:
         """This side ends it: its blocks are free when Retired comes. Idempotent."""

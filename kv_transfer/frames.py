@@ -16,6 +16,7 @@ from kv_transfer.link_facts import LinkFacts
 from pdserve.errors import Failure
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.sampling import TokenLogprobs
+from pdserve.wire_version import WireVersion
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -150,9 +151,14 @@ class Mapped(_Frame, frozen=True):
 
 
 class Ping(_Frame, frozen=True):
-    """Sent when nothing else was for keepalive_s."""
+    """Sent when nothing else was for keepalive_s. moves: D tells P how often payload came; minor 1."""
 
     kind: ClassVar[Kind] = Kind.PING
+    moves: U64 | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, moves: int, wire: WireVersion) -> Self:
+        return cls(moves if wire >= (1, 1) else UNSET)
 
 
 class Pong(_Frame, frozen=True):

@@ -16,6 +16,7 @@ import structlog
 from kv_transfer.frames import MAX_PULLED_PIECES, Data, Frame, Pull, PulledPiece
 from kv_transfer.lease import ASKED, UNASKED, WRITTEN, ReceiveLease
 from kv_transfer.metrics import TransferMetrics, count
+from kv_transfer.patience import Patience
 from kv_transfer.pieces import BlockPieces
 from kv_transfer.transports.port import RemoteRead
 from pdserve.clock import Clock
@@ -65,10 +66,12 @@ class Intake:
         pool: KvMemory,
         pieces: BlockPieces,
         window_bytes: int,
+        patience: Patience,
         clock: Clock,
         metrics: TransferMetrics,
     ) -> None:
         self.pieces = pieces
+        self._patience = patience
         self._port = port
         self._pool = pool
         self._window_bytes = window_bytes
@@ -91,6 +94,11 @@ class Intake:
             self._rotation.append(lease)
 
     # --- asking
+
+    @property
+    def num_asked(self) -> int:
+        """Pieces asked for and not received, of all leases."""
+        return len(self._asked)
 
     @property
     def has_work(self) -> bool:
@@ -275,6 +283,7 @@ class Intake:
         lease.num_written += len(run)
         lease.received_bytes += asked.num_bytes
         lease.last_data_s = lease.progress_s = now_s
+        self._patience.pass_piece(now_s)
         self._metrics.received_bytes += asked.num_bytes
         self._metrics.received_pieces += len(run)
         num_full = self._num_filled(lease, run)

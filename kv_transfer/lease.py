@@ -35,6 +35,7 @@ class SendLease:
     pulls           pieces that D asked for and that have not been sent
     pulled_bytes    asked for so far; less than what is offered means that a PULL is awaited
     progress_s      when something last moved
+    watched_s, pass_limit  kept by patience.py
     error           why it is over (RELEASING); None: confirmed
     """
 
@@ -50,6 +51,8 @@ class SendLease:
     sent_bytes: int = 0
     error: PdserveError | None = None
     name: AttemptName = NAMELESS
+    watched_s: float = -1.0
+    pass_limit: int = 0
     is_stuck_logged: bool = False
 
     def enter(self, state: SendState, now_s: float) -> None:
@@ -72,6 +75,8 @@ class ReceiveLease:
     remote_ids      P's block ids of the offered ones (where D reads itself)
     pieces          the bitmap: UNASKED, ASKED or WRITTEN for each piece; num_written of them are WRITTEN
     next_piece      the first that was never asked for; again: those to fetch a second time; retried: those that were
+    num_waits       looks at the time at which its link moved, though perhaps for others
+    watched_s, pass_limit  kept by patience.py
     """
 
     lease_id: int
@@ -98,6 +103,9 @@ class ReceiveLease:
     last_data_s: float | None = None
     commit_s: float | None = None
     name: AttemptName = NAMELESS
+    num_waits: int = 0
+    watched_s: float = -1.0
+    pass_limit: int = 0
     is_stuck_logged: bool = False
 
     @property

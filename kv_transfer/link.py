@@ -48,14 +48,11 @@ class LinkKeeper(Protocol):
 
     def admit(self, link: Link) -> None:
         """D: the peer has proven itself; raises Stale or Overloaded to refuse, ends an older link of the pair."""
-        ...
 
     def make_side(self, link: Link) -> Sender | Receiver:
         """The logic of this end, for a link that is now up."""
-        ...
 
     def went_up(self, link: Link) -> None: ...
-
     def went_down(self, link: Link, error: PdserveError) -> None: ...
 
 
@@ -96,6 +93,7 @@ class Link:
         self.began_s = now_s = clock.now_s()
         self._heard_s = now_s  # before the link is up: when the handshake began
         self._heard_bytes = 0
+        self._is_amid_piece = False
         self._sent_s = now_s
         if dialled is not None:
             self._send(handshake.hello(dialled, generation))
@@ -211,6 +209,7 @@ class Link:
     # --- the sink of the channel
 
     def place(self, data: Data, generation: int, num_bytes: int) -> ByteSpan | None:
+        self._is_amid_piece = True
         if not isinstance(self.side, Receiver):
             raise InvalidRequest("a piece that nobody may send here", field="kind", got="DATA")
         if generation != self.generation:
@@ -225,11 +224,14 @@ class Link:
         count(self._metrics.unknown, what)
 
     def on_frame(self, frame: Frame, generation: int) -> None:
+        self._is_amid_piece = False
         match frame:
             case Bye():
                 self._end(self._refused(errors.from_failure(frame.failure)))
             case Ping():
                 self.send(Pong())
+                if isinstance(self.side, Sender):
+                    self.side.patience.hear(frame.moves, self._clock.now_s())
             case Pong():
                 pass
             case LinkHello() | Proof() | Memory() | Mapped():
@@ -253,10 +255,8 @@ class Link:
                 self._on_memory()
             case Mapped(), LinkPhase.SHARING, Side.PREFILL:
                 self._settle(frame.reason)
-            case Proof(), LinkPhase.SHARING | LinkPhase.UP, _:
+            case (Proof(), LinkPhase.SHARING | LinkPhase.UP, _) | (Memory() | Mapped(), LinkPhase.UP, _):
                 pass  # once more
-            case ((Memory() | Mapped()), LinkPhase.UP, _):
-                pass
             case _ if frame != self._handshake.theirs:
                 raise InvalidRequest("out of the handshake's order", field="kind", got=frame.kind.name)
 
@@ -394,19 +394,19 @@ class Link:
         """Keepalive and time-outs; returns the moment of the next look that is due."""
         if self._channel.received_bytes != self._heard_bytes:
             self._heard_bytes = self._channel.received_bytes
-            if self.phase is LinkPhase.UP:
+            if self.side is not None:
                 self._heard_s = now_s
+                if self._is_amid_piece:
+                    self.side.patience.move(now_s)
         silent_s = self._heard_s + self._timeouts.link_s
         if now_s >= silent_s:
-            error = WorkerLost(
-                "the link is silent", peer=self.peer_name, silent_s=round(now_s - self._heard_s, 3)
-            )
-            self.end(error)
+            heard_ago_s = round(now_s - self._heard_s, 3)
+            self.end(WorkerLost("the link is silent", peer=self.peer_name, silent_s=heard_ago_s))
             return silent_s
         due_s = silent_s
         if self.side is not None:
             if now_s >= self._sent_s + self._timeouts.keepalive_s:
-                self._send(Ping())
+                self._send(Ping.of(self.side.patience.moves, self._handshake.wire))
             due_s = min(due_s, self._sent_s + self._timeouts.keepalive_s)
             side_due_s = self.side.on_time(now_s)
             if side_due_s is not None:

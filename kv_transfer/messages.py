@@ -147,10 +147,11 @@ class EndLease:
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """Blocks of the lease received so far; sent when it grew, at most once a turn."""
+    """Blocks of the lease received so far, and looks at which its link moved for others; sent when one has grown."""
 
     lease_id: int
     num_received: int
+    num_waits: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from kv_transfer.lease import ReceiveState, SendState
 from kv_transfer.link import Link, LinkPhase
 from kv_transfer.link_facts import LinkFacts
 from kv_transfer.metrics import TransferMetrics
+from kv_transfer.patience import Patience
 from kv_transfer.pieces import BlockPieces
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
@@ -314,8 +315,10 @@ class TransferOwner:
                 to_engine=self._to_engine,
                 metrics=self.metrics,
             )
+        patience = Patience(self._timeouts.lease_s)
         intake = Intake(
             port=link,
+            patience=patience,
             pool=self._pool,
             pieces=self._pieces,
             window_bytes=self._window_bytes,
@@ -325,6 +328,7 @@ class TransferOwner:
         return Receiver(
             port=link,
             intake=intake,
+            patience=patience,
             num_blocks=self._layout.num_blocks,
             timeouts=self._timeouts,
             clock=self._clock,

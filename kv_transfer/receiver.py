@@ -36,6 +36,7 @@ from kv_transfer.intake import Intake, IntakePort
 from kv_transfer.lease import ReceiveLease, ReceiveState
 from kv_transfer.lease_table import LeaseTable
 from kv_transfer.metrics import TransferMetrics, count
+from kv_transfer.patience import Patience
 from kv_transfer.stuck_lease import log_if_stuck
 from pdserve import errors
 from pdserve.clock import Clock
@@ -67,6 +68,7 @@ class Receiver:
         *,
         port: ReceivePort,
         intake: Intake,
+        patience: Patience,
         num_blocks: int,
         timeouts: TimeoutsConfig,
         clock: Clock,
@@ -81,6 +83,8 @@ class Receiver:
         self._clock = clock
         self._to_engine = to_engine
         self._metrics = metrics
+        self.patience = patience
+        self._told_moves = 0
         self._early = EarlyFrames(hold_s=timeouts.keepalive_s)
 
     # --- from the engine
@@ -275,7 +279,7 @@ class Receiver:
         for lease in self._intake.take_grown():
             if lease.lease_id in self.leases and lease.num_full_blocks > lease.num_reported_blocks:
                 lease.num_reported_blocks = lease.num_full_blocks
-                self._to_engine(messages.PullProgress(lease.lease_id, lease.num_full_blocks))
+                self._tell_progress(lease)
         for lease_id in self._intake.take_released():
             self._to_engine(messages.LeaseReleased(lease_id))
             self._let_go(lease_id)
@@ -285,13 +289,18 @@ class Receiver:
         for lease_id, kind in self._early.expired(now_s):
             self._answer_stale(lease_id, kind)
         due_s = self._early.next_due_s()
+        has_moved, self._told_moves = self.patience.moves > self._told_moves, self.patience.moves
         for lease in self.leases:
+            self.patience.watch(lease, len(self.leases) + self._intake.num_asked)
             stuck_s = log_if_stuck(lease, side="decode", peer=self._port.peer, now_s=now_s)
             due_s = stuck_s if due_s is None else min(due_s, stuck_s)
             awaited = self._awaited(lease)
+            if has_moved and (awaited is None or not self.patience.is_passed_over(lease)):
+                lease.num_waits += 1
+                self._tell_progress(lease)
             if awaited is None:
                 continue
-            lease_due_s = lease.progress_s + self._timeouts.lease_s
+            lease_due_s = self.patience.due_s(lease)
             if now_s < lease_due_s:
                 due_s = min(due_s, lease_due_s)
                 continue
@@ -306,6 +315,9 @@ class Receiver:
                 return None
             self._fail(lease, error)
         return due_s
+
+    def _tell_progress(self, lease: ReceiveLease) -> None:
+        self._to_engine(messages.PullProgress(lease.lease_id, lease.num_full_blocks, lease.num_waits))
 
     def _awaited(self, lease: ReceiveLease) -> str | None:
         """What P owes this lease now; None: nothing that the link could measure."""

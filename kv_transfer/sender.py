@@ -41,6 +41,7 @@ from kv_transfer.frames import (
 from kv_transfer.lease import SendLease, SendState
 from kv_transfer.lease_table import LeaseTable
 from kv_transfer.metrics import TransferMetrics, count
+from kv_transfer.patience import Patience
 from kv_transfer.stuck_lease import log_if_stuck
 from pdserve import errors
 from pdserve.clock import Clock
@@ -53,6 +54,8 @@ from pdserve.service.config import TimeoutsConfig
 _MAX_QUEUED_PULLS = 8192
 """Pieces that D may have asked for and not got, on a link; an honest one is held far below by its window."""
 _MAX_EARLY_FAILS = 1024
+_MAX_UNDER_WAY = 1024
+"""Pieces that D may have asked for and not received, as far as P knows."""
 
 log = structlog.get_logger()
 
@@ -102,6 +105,7 @@ class Sender:
         self._clock = clock
         self._to_engine = to_engine
         self._metrics = metrics
+        self.patience = Patience(timeouts.lease_s)
         self._rotation: deque[SendLease] = deque()
         self._num_queued_pulls = 0
         # Whose pieces the link has and hasn't sent yet, in their order.
@@ -233,6 +237,7 @@ class Sender:
         self._queue(lease, pull)
         lease.pulled_bytes += sum(piece.num_bytes for piece in pull.pieces)
         lease.progress_s = self._clock.now_s()
+        self.patience.move(lease.progress_s)
 
     def _queue(self, lease: SendLease, pull: Pull) -> None:
         """Leases in rotation; or, where D can't divert, each piece in its turn."""
@@ -261,6 +266,7 @@ class Sender:
         else:
             self._port.send(Confirm(lease.lease_id))
             self._metrics.confirmed_leases += 1
+            self.patience.pass_piece(self._clock.now_s())
             self._end(lease, None)
 
     def _on_fail(self, fail: Fail) -> None:
@@ -313,6 +319,7 @@ class Sender:
         self._port.send_piece(Data(lease.lease_id, piece.tag, checksum), span)
         lease.sent_bytes += piece.num_bytes
         lease.progress_s = self._clock.now_s()
+        self.patience.pass_piece(lease.progress_s)
         self._metrics.sent_bytes += piece.num_bytes
         self._metrics.sent_pieces += 1
 
@@ -327,11 +334,12 @@ class Sender:
         """End leases whose answer stays away; returns the moment of the next look that is due."""
         due_s: float | None = None
         for lease in self.leases:
+            self.patience.watch(lease, len(self.leases) + _MAX_UNDER_WAY)
             stuck_s = log_if_stuck(lease, side="prefill", peer=self._port.peer, now_s=now_s)
             due_s = stuck_s if due_s is None else min(due_s, stuck_s)
             if not self._awaits_peer(lease):
                 continue
-            lease_due_s = lease.progress_s + self._timeouts.lease_s
+            lease_due_s = self.patience.due_s(lease)
             if now_s < lease_due_s:
                 due_s = min(due_s, lease_due_s)
             elif lease.state is SendState.RELEASING:

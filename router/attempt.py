@@ -92,7 +92,7 @@ class Attempt:
         self._prefill_over = prefill is None  # P has ended its part itself, or its session is gone
         self._decode_over = False
         self._prefill_error: PdserveError | None = None
-        self._pulled_blocks = 0
+        self._pull_progress = 0
         self._held_finish: SequenceFinished | None = None
 
     @property
@@ -320,8 +320,8 @@ class Attempt:
     def _on_decode_progress(self, progress: Progress) -> None:
         match progress.phase:
             case Phase.PULLING:
-                if progress.amount > self._pulled_blocks:
-                    self._pulled_blocks = progress.amount
+                if progress.amount > self._pull_progress:
+                    self._pull_progress = progress.amount
                     self.phase_clock.progress(AttemptPhase.HANDOFF)
             case Phase.PREEMPTED:
                 if self.started:

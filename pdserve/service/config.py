@@ -84,9 +84,13 @@ class TimeoutsConfig:
         "from StartDecode to any answer of a decode worker; one whose engine is busy says so in a quarter of it",
     )
     link_s: float = _positive(4.0, "no frame at all from a link's peer; only this ends the link")
-    lease_s: float = _positive(5.0, "an answer about one lease is missing; ends that lease, not the link")
+    lease_s: float = _positive(
+        5.0,
+        "an answer about one lease is missing while nothing moves on its link; ends that lease, not the link",
+    )
     handoff_s: float = _positive(
-        6.0, "from the first token, or the end of the prefill worker's session, to the verdict"
+        6.0,
+        "from the first token, or the end of the prefill worker's session, to the verdict; anew while its link moves",
     )
     prefill_progress_s: float = _positive(10.0, "between two chunks of a prompt that is being computed")
     token_gap_s: float = _positive(10.0, "between two tokens of a running request")

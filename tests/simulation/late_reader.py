@@ -111,7 +111,7 @@ def _serves(cluster: SimCluster) -> bool:
 
 def _num_pulled(decode: SimWorker) -> int:
     attempts = [attempt for attempt in attempts_of(decode) if attempt.state is DecodeState.GRANTED]
-    return getattr(attempts[0], "num_pulled", 0) if attempts else 0
+    return getattr(attempts[0], "pull_progress", 0) if attempts else 0
 
 
 async def _until(is_so: Callable[[], bool]) -> None:

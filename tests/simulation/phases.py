@@ -34,7 +34,7 @@ class Legs:
             return Moment.STREAMING
         if prefill is not None and prefill.state is PrefillState.SAMPLED:
             return Moment.COMMITTED
-        if self.has_offered or (decode is not None and decode.num_pulled):
+        if self.has_offered or (decode is not None and decode.pull_progress):
             return Moment.PULLING
         if prefill is not None or (decode is not None and decode.state is DecodeState.GRANTED):
             return Moment.GRANTED

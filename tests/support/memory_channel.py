@@ -66,6 +66,8 @@ class Wires(Protocol):
     def kind(self) -> WireKind: ...
     @property
     def copy_delay(self) -> Callable[[], float] | None: ...
+    @property
+    def bytes_per_s(self) -> float | None: ...
     def holds(self, channel: MemoryChannel, source: str, target: str) -> bool: ...
 
 
@@ -90,6 +92,7 @@ class MemoryChannel:
         self._inbox: deque[Packet] = deque()
         self._reads_done: deque[int] = deque()
         self._num_pending_reads = 0
+        self._busy_until_s = 0.0
 
     # --- the Channel port
 
@@ -245,7 +248,19 @@ class MemoryChannel:
             self.close("the peer doesn't read")
             return
         self._wire.append(packet)
-        self._wires.schedule(self._wires.delay(), self._deliver)
+        self._wires.schedule(self._wires.delay() + self._queued_s(packet), self._deliver)
+
+    def _queued_s(self, packet: Packet) -> float:
+        """Until a wire that carries so much a second has carried it, too."""
+        if self._wires.bytes_per_s is None:
+            return 0.0
+        now_s, num_bytes = self._wires.clock.now_s(), len(packet.wire)
+        if packet.source is not None:
+            num_bytes += packet.source.num_bytes
+        elif packet.payload is not None:
+            num_bytes += len(packet.payload)
+        self._busy_until_s = max(now_s, self._busy_until_s) + num_bytes / self._wires.bytes_per_s
+        return self._busy_until_s - now_s
 
     def retry_delivery(self) -> None:
         """A cut has healed: what waits sets out again."""

@@ -50,6 +50,7 @@ class MemoryNetwork:
         self.delay = delay
         self.kind = kind
         self.copy_delay = copy_delay
+        self.bytes_per_s: float | None = None  # of each connection, each way; None: as fast as they are sent
         self._host_of = host_of
         self._nodes: dict[str, MemoryNode] = {}
         self._cuts: dict[_Cut, list[MemoryChannel]] = {}
