@@ -204,9 +204,10 @@ class Attempt:
         return prefills_there and self.phase is AttemptPhase.PREFILLING
 
     def _refused(self, member: Member, message: Refused) -> None:
-        """A worker never started it. Nothing else is placed there before its next load report."""
-        member.refusing = True
-        self._end(Outcome(from_failure(message.failure), refused_by=member))
+        """A worker never started it. If it can't now, nothing else is placed there before its next load report."""
+        error = from_failure(message.failure)
+        member.refusing = member.refusing or error.replayable
+        self._end(Outcome(error, refused_by=member))
 
     # --- the grant
 

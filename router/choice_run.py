@@ -142,7 +142,7 @@ class ChoiceRun:
         if attempt.outcome.done() and not attempt.outcome.cancelled():
             outcome = attempt.outcome.result()
             error = outcome.error
-            if error is not None and outcome.refused_by is not None:
+            if error is not None and error.replayable and outcome.refused_by is not None:
                 fleet.mark_refusing(outcome.refused_by, error)
             # Draining in a Failed says nothing about who drains: D passes its prefill worker's on. Load reports do.
             if isinstance(error, LinkLost) and prefill is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from prometheus_client import Gauge
@@ -34,7 +35,7 @@ class WorkerGauges:
     def on_wrong_books(self, book: str) -> None:
         self._metrics.books_wrong.inc(book)
 
-    def on_counts(self, counts: CoreCounts) -> None:
+    def on_counts(self, counts: CoreCounts, num_failed_matchers: Counter[str]) -> None:
         metrics = self._metrics
         metrics.prefill_tokens.set(counts.num_prefilled_tokens)
         metrics.aborted_prefill_tokens.set(counts.num_aborted_prefill_tokens)
@@ -45,7 +46,7 @@ class WorkerGauges:
         metrics.quarantine_age_s.set(counts.quarantine_age_s)
         self._attempts.show(counts.attempt_states)
         self._sequences.show(counts.sequence_states)
-        metrics.failures.set_all(dict(counts.failures))
+        metrics.failures.set_all(Counter(dict(counts.failures)) + num_failed_matchers)
         metrics.masks.set(counts.num_masks)
         metrics.mask_s.set(counts.mask_s)
         for phase, joules in (("prefill", counts.prefill_energy_j), ("decode", counts.decode_energy_j)):

@@ -117,7 +117,7 @@ class RoleRun:
         self._drain_limit: asyncio.TimerHandle | None = None
         self._watchdog = Watchdog(self._timeouts.heartbeat_s)
         self._patience_s = self._timeouts.grant_s / 4  # with the engine, before Waiting is said for it
-        self._first_answers = FirstAnswers(self._patience_s, self._say_waiting)
+        self._first_answers = FirstAnswers(self._patience_s, ending_with(self._say_waiting, self._on_bug))
         self._cache_feed = CacheFeed()
         self._assemble(ports)
         self._links = LinkOrders(self._to_transfer)
@@ -139,6 +139,7 @@ class RoleRun:
             ports.background,
             self._to_engine,
             self._answer,
+            self._on_bug,
         )
 
     def _assemble(self, ports: WorkerPorts) -> None:
@@ -387,7 +388,7 @@ class RoleRun:
             case CacheChanged(changes):
                 self._cache_feed.change(changes)
             case CoreCounts():
-                self._gauges.on_counts(message)
+                self._gauges.on_counts(message, self._gate.num_failed)
             case Drained():
                 self._on_drained()
             case BooksWrong():

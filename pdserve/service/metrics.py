@@ -102,7 +102,9 @@ class WorkerMetrics:
         self.quarantine_age_s = Gauge(
             "pdserve_quarantine_age_seconds", "Age of the oldest quarantine of a block; 0: none.", registry=r
         )
-        self.failures = Total(r, "pdserve_failures", "Attempts that failed here, by error.", ("error",))
+        self.failures = Total(
+            r, "pdserve_failures", "Attempts that failed or were refused here, by error.", ("error",)
+        )
         self.kv_bytes = Total(r, "pdserve_kv_transfer_bytes", "KV bytes by direction.", ("direction",))
         self.kv_transfer_s = Total(r, "pdserve_kv_transfer_seconds", "First pull to last byte of hand-offs.")
         self.handed_off = Total(r, "pdserve_kv_handoffs", "Leases by how they ended.", ("outcome",))

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import ParamSpec
 
 import structlog
 
 log = structlog.get_logger()
 
 OnBug = Callable[[Exception], None]
+P = ParamSpec("P")
 
 
-def ending_with(deliver: Callable[[object], None], on_bug: OnBug) -> Callable[[object], None]:
+def ending_with(call: Callable[P, None], on_bug: OnBug) -> Callable[P, None]:
     """The same callback; what it raises goes to on_bug. The event loop would log it and go on."""
 
-    def guarded(message: object) -> None:
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            deliver(message)
+            call(*args, **kwargs)
         except Exception as bug:
-            log.exception("worker.crashed", message=type(message).__name__)
+            log.exception("worker.crashed", taken_in=[type(each).__name__ for each in args])
             on_bug(bug)
 
     return guarded

@@ -8,6 +8,7 @@ A child process shows first that it compiles within limits here, whatever the ro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from pdserve.messages import (
 from pdserve.owner import Post
 from pdserve.token_matcher import TokenMatcher
 from pdserve.worker.background import Background
+from pdserve.worker.bugs import OnBug, ending_with
 from pdserve.worker.messages import FromSession
 from pdserve.worker.structures import WorkerStructures
 
@@ -33,6 +35,8 @@ class StartGate:
     prove    whether it compiles within limits
     forward  gives a message to the engine owner
     answer   sends a message to a router: (session id, message)
+    on_bug   told of what is raised here when a proof or a matcher comes; one in making a matcher ends its request only
+    num_failed  matchers that there won't be, by the class of the error
     """
 
     def __init__(
@@ -42,12 +46,15 @@ class StartGate:
         background: Background,
         forward: Post,
         answer: Callable[[int, Up], None],
+        on_bug: OnBug,
     ) -> None:
+        self.num_failed: Counter[str] = Counter()
         self._structures = structures
         self._prove = prove
         self._background = background
         self._forward = forward
         self._answer = answer
+        self._on_bug = on_bug
         self._held: dict[tuple[int, int], Callable[[], None]] = {}  # session, handle → give its proof up
 
     def take(self, received: FromSession, start: StartPrefill | StartDecode) -> None:
@@ -58,7 +65,9 @@ class StartGate:
             return
         key = received.session_id, start.handle
         self._held[key] = _nothing
-        give_up = self._prove(structure, lambda found: self._proven(received, start, found))
+        give_up = self._prove(
+            structure, ending_with(lambda found: self._proven(received, start, found), self._on_bug)
+        )
         if key in self._held:
             self._held[key] = give_up
 
@@ -86,7 +95,7 @@ class StartGate:
         elif (received.session_id, start.handle) in self._held:
             self._background(
                 lambda: self._structures.matcher(start, found.num_bytes),
-                lambda matcher: self._made(received, start, matcher),
+                ending_with(lambda matcher: self._made(received, start, matcher), self._on_bug),
             )
 
     def _made(
@@ -97,6 +106,7 @@ class StartGate:
             return
         del self._held[key]
         if isinstance(found, PdserveError):
+            self.num_failed[type(found).__name__] += 1
             self._answer(received.session_id, Refused(start.handle, to_failure(found)))
         else:
             self._forward(replace(received, matcher=found))

@@ -162,6 +162,19 @@ class Singles:
         command = "worker" if role == "both" else role
         return self._make(role, name, "--id", name, "--routers", dialled, *flags, command=command)
 
+    def spoiled_decode(self, what: str, name: str, *flags: str) -> Single:
+        """A decode worker that breaks in mid-stream (spoiled_worker.py), not yet started."""
+        single = self.worker("decode", name, *flags)
+        at = single.command.index("decode")
+        single.command = (
+            sys.executable,
+            "-m",
+            "tests.support.spoiled_worker",
+            what,
+            *single.command[at + 1 :],
+        )
+        return single
+
     def twin(self, single: Single) -> Single:
         """Another process with the id of a worker, not yet started; killed at the end as all are."""
         metrics = f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}"

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pdserve.children.prover import prove_inline
 from pdserve.errors import Draining
+from pdserve.grammar.matcher import CompiledStructure
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.messages import (
     Refused,
@@ -47,20 +48,25 @@ class Later:
 class Bench:
     """A gate; what it forwards and what it answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, structures: WorkerStructures | None = None) -> None:
         self.background = Later()
         self.forwarded: list[FromSession] = []
         self.answers: list[tuple[int, Up]] = []
+        self.bugs: list[Exception] = []
+        self.is_forwarding_broken = False
         self.gate = StartGate(
-            WorkerStructures(FILES, VirtualClock()),
+            structures or WorkerStructures(FILES, VirtualClock()),
             prove_inline,
             self.background,
             self._forward,
             self._answer,
+            self.bugs.append,
         )
 
     def _forward(self, message: object) -> None:
         assert isinstance(message, FromSession)
+        if self.is_forwarding_broken:
+            raise RuntimeError("a bug")
         self.forwarded.append(message)
 
     def _answer(self, session_id: int, message: Up) -> None:
@@ -121,6 +127,32 @@ def test_what_can_not_be_compiled_or_followed_is_refused() -> None:
     assert (second_session, second.handle, second.failure.error) == (4, 2, "RowFailed")
 
 
+class Broken(WorkerStructures):
+    def _compiled(self, structure: Structure, num_bytes: int) -> CompiledStructure:
+        raise RuntimeError("a bug of the grammar library")
+
+
+def test_a_bug_in_making_a_matcher_ends_that_request_and_is_counted() -> None:
+    bench = Bench(Broken(FILES, VirtualClock()))
+    bench.take(start_decode(1, CHOICES))
+    other = bench.take(start_decode(2, None))
+    bench.background.work()
+    ((_, answer),) = bench.answers
+    assert isinstance(answer, Refused) and answer.failure.error == "InvariantViolated"
+    assert bench.gate.num_failed == {"InvariantViolated": 1}
+    assert bench.forwarded == [other] and not bench.bugs
+
+
+def test_a_bug_in_passing_a_matcher_on_ends_the_worker() -> None:
+    """asyncio would log it and go on: the attempt would stay here for ever."""
+    bench = Bench()
+    bench.take(start_decode(1, CHOICES))
+    bench.is_forwarding_broken = True
+    bench.background.work()
+    (bug,) = bench.bugs
+    assert isinstance(bug, RuntimeError)
+
+
 def test_a_worker_without_a_tokenizer_says_so() -> None:
     answers: list[Up] = []
     gate = StartGate(
@@ -129,6 +161,7 @@ def test_a_worker_without_a_tokenizer_says_so() -> None:
         at_once,
         lambda message: None,
         lambda session_id, message: answers.append(message),
+        lambda bug: None,
     )
     start = start_decode(1, CHOICES)
     gate.take(FromSession(1, start, 0.0), start)
