@@ -13,7 +13,6 @@ import structlog
 from pdserve.clock import Clock
 from pdserve.errors import Code, PdserveError
 from pdserve.service.rpc import INFERENCE
-from pdserve.service.rpc_errors import reading
 from router.admission import Admission, Place
 from router.metrics import RouterMetrics
 
@@ -69,17 +68,17 @@ class Gate(_Interceptor):
         """The same, with the requests counted that end before they are any: nothing came, or nothing legible."""
         self._unread[task] = place
         task.add_done_callback(self._ended)
-        read = reading(handler.unary_stream, handler.request_deserializer)
+        read = handler.stream_stream  # of a RequestReader
 
-        async def behaviour(raw: bytes, context: Any) -> None:
+        async def behaviour(requests: Any, context: Any) -> None:
             try:
-                await read(raw, context)
+                await read(requests, context)
             except PdserveError as error:
                 if self._unread.pop(task, None) is not None:
                     self._count(error.code)
                 raise
 
-        return grpc.unary_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if self._unread.pop(task, None) is not None:

@@ -99,6 +99,10 @@ class RouterMetrics:
             "pdserve_reading_refused",
             "Requests refused as more would be read at once than router.max_reading_bytes.",
         )
+        self.receiving_refused = counter(
+            "pdserve_receiving_refused",
+            "Calls refused as their messages came slowly, or many at once, above router.max_receiving_bytes.",
+        )
         self.estimate_error_s = histogram(
             "pdserve_placement_error_seconds",
             "Difference between a placement's estimate of the time to its first token and that time.",

@@ -24,6 +24,7 @@ from pdserve.service.logs import set_up_logs
 from pdserve.service.loop_stack import LoopStack
 from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.peer_proof import RouterGuard
+from pdserve.service.receiving import Receiving
 from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
 from pdserve.service.rpc_requests import RequestReader
 from pdserve.service.secret import read_secret
@@ -138,19 +139,30 @@ class _Process:
         self._keys = keys
         timeouts, router = config.timeouts, config.router
         self._gate = Gate(self._app.admission, self._app.metrics, clock)
-        reader = RequestReader(router.max_request_bytes, self._app.turns, asker_of_call, self._app.on_unread)
+        most_bytes = 2 * router.max_request_bytes  # of larger messages not even the bytes are taken in
+
+        def reader(message_bytes: int) -> RequestReader:
+            most = max(1, router.max_receiving_bytes // message_bytes)
+            return RequestReader(
+                router.max_request_bytes,
+                self._app.turns,
+                asker_of_call,
+                self._app.on_unread,
+                Receiving(most, clock, self._app.metrics.receiving_refused.inc),
+            )
+
         self._for_clients = make_server(
             keepalive_s=timeouts.client_keepalive_s,
             answer_s=timeouts.client_stall_s,
-            max_message_bytes=2 * router.max_request_bytes,  # of larger ones not even the bytes are taken in
+            max_message_bytes=most_bytes,
             random=random,
-            gates=(CallerInterceptor(self._app.callers, self._app.metrics), self._gate, reader),
+            gates=(CallerInterceptor(self._app.callers, self._app.metrics), self._gate, reader(most_bytes)),
         )
         self._for_workers = make_server(
             keepalive_s=timeouts.keepalive_s,
             max_message_bytes=router.max_message_bytes,
             random=random,
-            gates=(reader,),
+            gates=(reader(router.max_message_bytes),),
         )
         self._guard = RouterGuard(router_id, secret, clock, random)
         self._health = Health(self._for_clients, self._for_workers)

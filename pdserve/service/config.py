@@ -162,6 +162,12 @@ class RouterConfig:
         unit="bytes",
         least=1 << 20,
     )
+    max_receiving_bytes: int = setting(
+        256 << 20,
+        "bytes of messages that are just coming in; above that whoever sends many at once, or slowly, is refused",
+        unit="bytes",
+        least=1 << 20,
+    )
     max_message_bytes: int = setting(
         64 << 20, "largest message between routers and workers", unit="bytes", least=1 << 16
     )

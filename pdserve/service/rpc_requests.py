@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from pdserve.errors import PdserveError, too_large
+from pdserve.errors import InvalidRequest, PdserveError, too_large
 from pdserve.rpc.wire_parts import Fields, check_parts, message_fields
+from pdserve.service.receiving import Receiving
+from pdserve.service.rpc import EOF
 from pdserve.service.rpc_errors import parsed
 from pdserve.steps import Steps
 
@@ -34,6 +36,7 @@ class RequestReader(_Interceptor):
     max_bytes   the largest message
     asker_of    whose turn it takes to read a call's message, by its context
     on_refused  told of each message that was refused
+    receiving   where messages come in
     """
 
     def __init__(
@@ -42,11 +45,13 @@ class RequestReader(_Interceptor):
         reading: Reading,
         asker_of: Callable[[Any], str],
         on_refused: Callable[[PdserveError], None],
+        receiving: Receiving,
     ) -> None:
         self._max_bytes = max_bytes
         self._reading = reading
         self._asker_of = asker_of
         self._on_refused = on_refused
+        self._receiving = receiving
 
     async def intercept_service(
         self,
@@ -59,19 +64,19 @@ class RequestReader(_Interceptor):
         parse = handler.request_deserializer
         if handler.response_streaming:
             stream = self._stream(handler.unary_stream, parse)
-            return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         unary = self._unary(handler.unary_unary, parse)
-        return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(unary, None, handler.response_serializer)
 
     def _unary(self, behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-        async def call(raw: bytes, context: Any) -> Any:
-            return await behaviour(await self._read(raw, parse, context), context)
+        async def call(_requests: Any, context: Any) -> Any:
+            return await behaviour(await self._read(parse, context), context)
 
         return call
 
     def _stream(self, behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-        async def call(raw: bytes, context: Any) -> None:
-            outcome = behaviour(await self._read(raw, parse, context), context)
+        async def call(_requests: Any, context: Any) -> None:
+            outcome = behaviour(await self._read(parse, context), context)
             if hasattr(outcome, "__aiter__"):
                 async for response in outcome:
                     await context.write(response)
@@ -80,8 +85,11 @@ class RequestReader(_Interceptor):
 
         return call
 
-    async def _read(self, raw: bytes, parse: Callable[[bytes], Any], context: Any) -> Any:
+    async def _read(self, parse: Callable[[bytes], Any], context: Any) -> Any:
+        raw: Any = await self._receiving.take(context.read, self._asker_of(context))
         try:
+            if raw is EOF:
+                raise InvalidRequest("the call has no message")
             if len(raw) > self._max_bytes:
                 raise too_large(
                     "message", "the message is too large", limit_bytes=self._max_bytes, value=len(raw)

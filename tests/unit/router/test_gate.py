@@ -13,10 +13,12 @@ import pytest
 from pdserve.clock import SystemClock
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
+from pdserve.service.receiving import Receiving
 from pdserve.service.rpc import bind, make_server
 from pdserve.service.rpc_errors import ERROR_KEY, RETRY_AFTER_KEY
+from pdserve.service.rpc_requests import RequestReader
 from router.app import RouterApp
-from router.caller_interceptor import CallerInterceptor
+from router.caller_interceptor import CallerInterceptor, asker_of_call
 from router.door import InferenceServicer
 from router.gate import GENERATE, Gate
 from router.work import InlineWork
@@ -33,7 +35,9 @@ async def door(num_places: int) -> AsyncIterator[tuple[RouterApp, Any]]:
     asked = config({"max_queued_requests": num_places})
     async with RouterApp(asked, clock, source, work=InlineWork()) as app:
         gate = Gate(app.admission, app.metrics, clock)
-        gates = (CallerInterceptor(app.callers, app.metrics), gate)
+        receiving = Receiving(8, clock, app.metrics.receiving_refused.inc)
+        reader = RequestReader(1 << 20, app.turns, asker_of_call, app.on_unread, receiving)
+        gates = (CallerInterceptor(app.callers, app.metrics), gate, reader)
         server = make_server(keepalive_s=1.0, max_message_bytes=1 << 20, random=source, gates=gates)
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(app, gate), server)
         address = bind(server, "127.0.0.1:0")

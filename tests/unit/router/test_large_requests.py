@@ -16,6 +16,7 @@ from pdserve.errors import InvalidRequest
 from pdserve.messages import StartDecode
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
+from pdserve.service.receiving import Receiving
 from pdserve.service.rpc import bind, make_server
 from pdserve.service.rpc_requests import RequestReader
 from router.app import RouterApp
@@ -48,7 +49,8 @@ async def door(work: HeldWork) -> AsyncIterator[tuple[RouterApp, grpc.aio.Channe
     clock, source = SystemClock(), random.Random(1)
     async with RouterApp(config(), clock, source, work=work) as app:
         gate = Gate(app.admission, app.metrics, clock)
-        reader = RequestReader(MAX_BYTES, app.turns, asker_of_call, app.on_unread)
+        receiving = Receiving(8, clock, app.metrics.receiving_refused.inc)
+        reader = RequestReader(MAX_BYTES, app.turns, asker_of_call, app.on_unread, receiving)
         server = make_server(
             keepalive_s=1.0,
             max_message_bytes=2 * MAX_BYTES,

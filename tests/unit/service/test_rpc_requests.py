@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,9 +13,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pdserve import errors
+from pdserve.clock import SystemClock
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
+from pdserve.service.receiving import Receiving
 from pdserve.service.rpc import Health, bind, make_server, open_channel
 from pdserve.service.rpc_errors import error_of
 from pdserve.service.rpc_requests import READ_AT_ONCE_BYTES, RequestReader
@@ -23,6 +26,8 @@ from tests.unit.service.doors import Door, count_to
 
 T = TypeVar("T")
 MAX_BYTES = 100_000
+MOST = 4  # messages that come in at a time
+TOKENIZE = "/pdserve.rpc.v1.Inference/Tokenize"
 
 
 class Recorded:
@@ -43,7 +48,15 @@ async def serving(recorded: Recorded) -> AsyncIterator[grpc.aio.Channel]:
         keepalive_s=1.0,
         max_message_bytes=4 * MAX_BYTES,
         random=random.Random(1),
-        gates=(RequestReader(MAX_BYTES, recorded, lambda context: context.peer(), recorded.refused.append),),
+        gates=(
+            RequestReader(
+                MAX_BYTES,
+                recorded,
+                lambda context: context.peer(),
+                recorded.refused.append,
+                Receiving(MOST, SystemClock(), lambda: None),
+            ),
+        ),
     )
     inference_pb2_grpc.add_InferenceServicer_to_server(Door(count_to), server)
     Health(server)
@@ -98,6 +111,29 @@ async def test_one_that_is_too_large_is_refused_with_both_sizes_whatever_is_aske
     assert all(isinstance(each, errors.InvalidRequest) and each.too_large for each in recorded.refused)
 
 
+async def test_messages_that_never_come_whole_make_room_for_others() -> None:
+    async with serving(Recorded()) as channel:
+        begin_tokenize: Any = channel.stream_stream(TOKENIZE, None, None)
+        silent: list[Any] = [begin_tokenize() for _ in range(MOST + 3)]
+        for call in silent:
+            await call.wait_for_connection()
+        answers = [InferenceStub(channel).Tokenize(pb.TokenizeRequest(text="ab")) for _ in range(5)]
+        assert [(await answer).token_ids for answer in answers] == [[97, 98]] * 5
+        codes = asyncio.as_completed([call.code() for call in silent])
+        for _ in range(4):
+            assert await next(codes) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in silent:
+            call.cancel()
+
+
+async def test_a_call_without_a_message_is_refused() -> None:
+    async with serving(Recorded()) as channel:
+        begin_tokenize: Any = channel.stream_stream(TOKENIZE, None, None)
+        call: Any = begin_tokenize()
+        await call.done_writing()
+        assert str(await refusal(call)) == "the call has no message"
+
+
 async def test_the_librarys_own_limit_reads_like_a_refusal_of_ours() -> None:
     async with serving(Recorded()) as channel:
         told = await refusal(InferenceStub(channel).Tokenize(pb.TokenizeRequest(text="a" * 5 * MAX_BYTES)))
@@ -108,7 +144,7 @@ async def test_the_librarys_own_limit_reads_like_a_refusal_of_ours() -> None:
 async def test_what_is_no_message_is_refused_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     recorded = Recorded()
     async with serving(recorded) as channel:
-        call: Any = channel.unary_unary("/pdserve.rpc.v1.Inference/Tokenize", None, None)
+        call: Any = channel.unary_unary(TOKENIZE, None, None)
         for raw in (b"\xff\xff", b"\x0a\x05abc", b"\x0a\x01\xff", b"\xff" * 20_000):
             told = await refusal(call(raw))
             assert isinstance(told, errors.InvalidRequest)
