@@ -85,8 +85,7 @@ class TimeoutsConfig:
     )
     link_s: float = _positive(4.0, "no frame at all from a link's peer; only this ends the link")
     lease_s: float = _positive(
-        5.0,
-        "an answer about one lease is missing while nothing moves on its link; ends that lease, not the link",
+        5.0, "no answer about a lease while its link stands still; ends that lease only"
     )
     handoff_s: float = _positive(
         6.0,
@@ -163,10 +162,7 @@ class RouterConfig:
         least=1 << 20,
     )
     max_receiving_bytes: int = setting(
-        256 << 20,
-        "bytes of messages that are just coming in; above that whoever sends many at once, or slowly, is refused",
-        unit="bytes",
-        least=1 << 20,
+        256 << 20, "messages coming in at once; beyond, slow ones are refused", unit="bytes", least=1 << 20
     )
     max_message_bytes: int = setting(
         64 << 20, "largest message between routers and workers", unit="bytes", least=1 << 16
