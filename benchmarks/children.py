@@ -37,14 +37,14 @@ async def measure() -> None:
         ) as children,
     ):
         server, prover, renderer = children.server, children.prover(2.0), children.renderer(5.0)
-        await prover.prove(Structure.regex("first"))
+        await prover.prove(Structure.regex("first"), "")
         print(f"start, and the first proof: {(clock.now_s() - begun_s) * 1000:.0f} ms")
         number = 0
 
         async def prove() -> None:
             nonlocal number
             number += 1
-            await prover.prove(Structure.regex(f"[a-c]{{{number}}}"))
+            await prover.prove(Structure.regex(f"[a-c]{{{number}}}"), "")
 
         async def prove_after_kill() -> None:
             for pid in _children_of(server.pid):
@@ -59,7 +59,7 @@ async def measure() -> None:
             job = RenderChat(template, {}, json.dumps(chat))
 
             async def render(job: RenderChat = job) -> None:
-                await renderer.render(job)
+                await renderer.render(job, "")
 
             async def render_here(job: RenderChat = job) -> None:
                 render_chat(job)

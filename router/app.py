@@ -110,8 +110,9 @@ class RouterApp:
         )
         self.explanations: deque[Explained] = deque(maxlen=NUM_KEPT)
         self._tasks = asyncio.TaskGroup()
+        compiling = Turns(structure_work or work, clock, self.metrics, config.router.max_reading_bytes)
         self._structures = Structures(
-            prover or InlineProver(), structure_work or work, self._tasks.create_task, clock, self.metrics
+            prover or InlineProver(), compiling, self._tasks.create_task, clock, self.metrics
         )
         self._parts = Parts(
             config=config,

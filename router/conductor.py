@@ -245,7 +245,7 @@ class Conductor:
         structure = key.params.structure
         if structure is None:
             return None
-        compiled = await self._parts.structures.compile(structure, tokenizer)
+        compiled = await self._parts.structures.compile(structure, tokenizer, user=self._asked.asker)
         check_start(key, compiled.matcher(end_token_ids(key)))
         return compiled
 

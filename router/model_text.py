@@ -139,7 +139,7 @@ class ModelText:
             return await self._turns.run(steps, user=user, num_bytes=len(source))
         preparing = _prepared(tokenizer, source, limits, keep)
         job, mark = await self._turns.run(preparing, user=user, num_bytes=source.num_characters)
-        text = await self._renderer.render(job)
+        text = await self._renderer.render(job, user)
         encoding = _encoding_rendered(tokenizer, text, mark, limits, keep)
         return await self._turns.run(encoding, user=user, num_bytes=len(text))
 

@@ -15,11 +15,12 @@ from pdserve.children.prover import Prover
 from pdserve.children.shared_calls import SharedCalls, Spawn
 from pdserve.clock import Clock
 from pdserve.errors import Failure, Incompatible, InvariantViolated, PdserveError, from_failure, to_failure
+from pdserve.steps import at_once
 from pdserve.structure import Structure
 from pdserve.token_matcher import TokenMatcher
 from pdserve.tokenizer import Tokenizer
 from router.metrics import RouterMetrics
-from router.work import Work
+from router.turns import Turns
 
 if TYPE_CHECKING:
     from pdserve.grammar.cache import StructureCache
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-NUM_THREADS = 2  # of `work`: compiles at once, each of which has ended in a child before
+NUM_THREADS = 2  # of `turns`: compiles at once, each of which has ended in a child before
 
 
 class Compiled(Protocol):
@@ -40,15 +41,15 @@ class Structures:
     """Event-loop thread only.
 
     prover  tells beforehand whether a structure compiles within limits
-    work    where it is compiled then: the library releases the interpreter
+    turns   where it is compiled then: the library releases the interpreter
     spawn   begins a task that lives as long as it needs, whoever asked for it goes
     """
 
     def __init__(
-        self, prover: Prover, work: Work, spawn: Spawn, clock: Clock, metrics: RouterMetrics
+        self, prover: Prover, turns: Turns, spawn: Spawn, clock: Clock, metrics: RouterMetrics
     ) -> None:
         self._prover = prover
-        self._work = work
+        self._turns = turns
         self._spawn = spawn
         self._clock = clock
         self._metrics = metrics
@@ -63,8 +64,11 @@ class Structures:
         model.vocabulary = self._spawn(self._read_vocabulary(tokenizer))
         await asyncio.shield(model.vocabulary)
 
-    async def compile(self, structure: Structure, tokenizer: Tokenizer) -> Compiled:
-        """From the cache, or compiled now. Raises InvalidRequest: what is wrong and where, or the limit exceeded."""
+    async def compile(self, structure: Structure, tokenizer: Tokenizer, *, user: str) -> Compiled:
+        """From the cache, or compiled now, in this user's turn.
+
+        Raises InvalidRequest: what is wrong and where, or the limit exceeded.
+        """
         model = self._of_model
         if model is None or model.tokenizer is not tokenizer:
             model = self._of_model = _OfModel(tokenizer, self._spawn)
@@ -74,7 +78,7 @@ class Structures:
         if found is not None:
             return found
         try:
-            return await model.compiling.join(structure, lambda: self._compile(structure, model))
+            return await model.compiling.join(structure, lambda: self._compile(structure, model, user))
         except PdserveError:
             self._metrics.structures_refused.labels(kind=structure.kind.value).inc()
             raise
@@ -94,7 +98,9 @@ class Structures:
         try:
             from pdserve.grammar.vocabulary import GrammarVocabulary
 
-            vocabulary = await self._work.run(lambda: GrammarVocabulary(tokenizer))
+            vocabulary = await self._turns.run(
+                at_once(lambda: GrammarVocabulary(tokenizer)), user="", num_bytes=0
+            )
         except PdserveError as error:
             return to_failure(error)
         except ImportError as error:
@@ -106,12 +112,13 @@ class Structures:
         log.info("vocabulary.read", took_s=round(self._clock.now_s() - begun_s, 3))
         return vocabulary
 
-    async def _compile(self, structure: Structure, model: _OfModel) -> Compiled:
+    async def _compile(self, structure: Structure, model: _OfModel, user: str) -> Compiled:
         vocabulary = await self._vocabulary(model)
         begun_s = self._clock.now_s()
         try:
-            proven = await self._prover.prove(structure)
-            found = await self._work.run(lambda: _compile(structure, vocabulary))
+            proven = await self._prover.prove(structure, user)
+            steps = at_once(lambda: _compile(structure, vocabulary))
+            found = await self._turns.run(steps, user=user, num_bytes=0)
         finally:
             self._metrics.structures_compiled.labels(kind=structure.kind.value).inc()
             self._metrics.structure_compile_s.observe(self._clock.now_s() - begun_s)

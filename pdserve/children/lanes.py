@@ -1,7 +1,8 @@
 """Two lanes for one kind of job: each is tried for a moment; one that needs longer begins again in a child of its own.
 
 So a few that never end hold up neither the usual ones nor, as the children of the slow lane are nice, those who are
-served. What passed a limit is remembered for a while by its content, and refused without another try.
+served; and, as users come in turn, many of one user's hold up another's by one. What passed a limit is remembered for a
+while by its content, and refused without another try.
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ class Lanes:
         self._quick.close()
         self._slow.close()
 
-    async def run(self, key: Hashable, subject: str, job: Job) -> Done:
+    async def run(self, key: Hashable, subject: str, job: Job, user: str) -> Done:
         """Have a job done.
 
         key      its content
         subject  what it works on, for errors
+        user     whose turn it takes, in either lane
         Raises the job's own error; InvalidRequest for what passes a limit or breaks the child; Overloaded if too many
         wait; Incompatible if there can be no children. Cancelled: the child is killed.
         """
@@ -75,7 +77,7 @@ class Lanes:
             self.hits.inc()
             raise from_failure(self._hopeless[key][1])
         try:
-            return await self._run(job)
+            return await self._run(job, user)
         except JobEnded as ended:
             error = self._error(subject, ended)
             if ended.end is not End.LOST:
@@ -89,13 +91,13 @@ class Lanes:
         """Whether this content passed a limit a short while ago."""
         return key in self._hopeless and self._clock.now_s() < self._hopeless[key][0]
 
-    async def _run(self, job: Job) -> Done:
+    async def _run(self, job: Job, user: str) -> Done:
         try:
-            return await self._quick.run(job, self._limit_s, QUICK_CPU_S)
+            return await self._quick.run(job, user, self._limit_s, QUICK_CPU_S)
         except JobEnded as ended:
             if ended.end is not End.TIME:
                 raise
-        return await self._slow.run(job, self._limit_s)
+        return await self._slow.run(job, user, self._limit_s)
 
     def _error(self, subject: str, ended: JobEnded) -> PdserveError:
         match ended.end:

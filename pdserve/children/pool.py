@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from enum import Enum
 
 import structlog
 
+from pdserve.children.fair_places import FairPlaces
 from pdserve.children.frames import Crashed, Done, Exited, Job, JobOrder, JobRefused, Outcome, OutOfMemory
 from pdserve.children.metrics import ChildMetrics
 from pdserve.children.server_process import ChildLost, ForeignChild, ServerProcess
@@ -68,7 +68,7 @@ class Pool:
         self._clock = clock
         self._idle: dict[int, ForeignChild] = {}
         self._num_running = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting = FairPlaces(limits.most_waiting, name)
         self._closed = False
 
     async def warm_up(self) -> None:
@@ -84,16 +84,17 @@ class Pool:
             child.close()
         self._idle.clear()
 
-    async def run(self, job: Job, limit_s: float, cpu_s: float | None = None) -> Done:
+    async def run(self, job: Job, user: str, limit_s: float, cpu_s: float | None = None) -> Done:
         """Have a job done by a child that does nothing else meanwhile.
 
+        user     whose turn it takes
         limit_s  from when it has the child; then that is killed
         cpu_s    and what it may compute: on a busy machine, that takes longer than so long
         Raises JobEnded; Overloaded if too many wait; Incompatible if there can be no children; and the job's own
         error. Cancelled: the child is killed.
         """
         await self._server.ready()
-        await self._take_place()
+        await self._take_place(user)
         try:
             for _ in range(_MOST_LOSSES):
                 try:
@@ -153,34 +154,32 @@ class Pool:
 
     # --- places
 
-    async def _take_place(self) -> None:
+    async def _take_place(self, user: str) -> None:
         if self._num_running < self._limits.num_children:
             self._num_running += 1
             return
-        self._waiting = deque(place for place in self._waiting if not place.done())
-        if len(self._waiting) >= self._limits.most_waiting:
-            self._metrics.refused.labels(kind=self._name).inc()
-            raise Overloaded(f"too many requests wait for {self._name}", limit=self._limits.most_waiting)
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
         waiting = self._metrics.waiting.labels(kind=self._name)
         waiting.inc()
         try:
-            await place  # handed over by the one who leaves it
-        except asyncio.CancelledError:
-            if not place.cancelled():
-                self._leave_place()  # it had been handed over
+            await self._its_turn(user)
+        except Overloaded:
+            self._metrics.refused.labels(kind=self._name).inc()
             raise
         finally:
             waiting.dec()
 
+    async def _its_turn(self, user: str) -> None:
+        place = self._waiting.wait(user)
+        try:
+            await place  # handed over by the one who leaves it
+        except asyncio.CancelledError:
+            if not place.cancelled() and place.exception() is None:
+                self._leave_place()  # it had been handed over
+            raise
+
     def _leave_place(self) -> None:
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                return
-        self._num_running -= 1
+        if not self._waiting.call_next():
+            self._num_running -= 1
 
 
 @asynccontextmanager

@@ -16,8 +16,8 @@ from pdserve.structure import Structure
 class Prover(Protocol):
     """Called on the event loop."""
 
-    async def prove(self, structure: Structure) -> Proven:
-        """Raises InvalidRequest: what is wrong and where, or the limit exceeded."""
+    async def prove(self, structure: Structure, user: str) -> Proven:
+        """In this user's turn. Raises InvalidRequest: what is wrong and where, or the limit exceeded."""
         ...
 
 
@@ -32,12 +32,12 @@ def prove_inline(structure: Structure, done: Callable[[Proven | PdserveError], N
 
 
 def prove_in_task(prover: Prover, spawn: Spawn) -> Prove:
-    """For whoever can't wait."""
+    """For whoever can't wait, nor knows of users."""
 
     def prove(structure: Structure, done: Callable[[Proven | PdserveError], None]) -> Callable[[], None]:
         async def run() -> None:
             try:
-                found: Proven | PdserveError = await prover.prove(structure)
+                found: Proven | PdserveError = await prover.prove(structure, "")
             except PdserveError as error:
                 found = error
             done(found)
@@ -55,7 +55,7 @@ def prove_in_task(prover: Prover, spawn: Spawn) -> Prove:
 class InlineProver:
     """Leaves it to whoever compiles next: for simulations, where no time passes and nobody is hostile."""
 
-    async def prove(self, structure: Structure) -> Proven:
+    async def prove(self, structure: Structure, user: str) -> Proven:
         return Proven(0.0, structure.num_bytes)
 
 
@@ -70,20 +70,20 @@ class ChildProver:
         self._calls: SharedCalls[Structure, Proven] = SharedCalls(spawn)
         self._known: StructureCache[Proven | Failure] = StructureCache()
 
-    async def prove(self, structure: Structure) -> Proven:
+    async def prove(self, structure: Structure, user: str) -> Proven:
         known = self._known.get(structure)
         if known is not None or structure in self._calls:
             self._lanes.hits.inc()
         if known is None:
-            return await self._calls.join(structure, lambda: self._prove(structure))
+            return await self._calls.join(structure, lambda: self._prove(structure, user))
         if isinstance(known, Failure):
             raise from_failure(known)
         return known
 
-    async def _prove(self, structure: Structure) -> Proven:
+    async def _prove(self, structure: Structure, user: str) -> Proven:
         job = ProveStructure(structure.kind.value, structure.texts)
         try:
-            proven = await self._lanes.run(structure, structure.kind.value, job)
+            proven = await self._lanes.run(structure, structure.kind.value, job, user)
         except InvalidRequest as error:
             if not self._lanes.is_hopeless(structure):  # for a while only
                 self._known.put(structure, to_failure(error))

@@ -14,15 +14,15 @@ from pdserve.errors import InvalidRequest
 class ChatRenderer(Protocol):
     """Called on the event loop."""
 
-    async def render(self, job: RenderChat) -> str:
-        """The prompt text of a chat. Raises InvalidRequest: what is wrong, or the limit exceeded."""
+    async def render(self, job: RenderChat, user: str) -> str:
+        """The prompt text of a chat, in this user's turn. Raises InvalidRequest: what is wrong, or the limit."""
         ...
 
 
 class InlineRenderer:
     """Here and at once: for simulations, where no time passes and nobody is hostile."""
 
-    async def render(self, job: RenderChat) -> str:
+    async def render(self, job: RenderChat, user: str) -> str:
         return render_chat(job).text
 
 
@@ -32,10 +32,10 @@ class ChildRenderer:
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
 
-    async def render(self, job: RenderChat) -> str:
+    async def render(self, job: RenderChat, user: str) -> str:
         content = hashlib.blake2b(job.chat.encode(), digest_size=16).digest()
         try:
-            rendered = await self._lanes.run((job.template, content), "the chat template", job)
+            rendered = await self._lanes.run((job.template, content), "the chat template", job, user)
         except UnicodeEncodeError as error:  # the messages were made ASCII
             raise InvalidRequest("the model's chat template is not valid Unicode") from error
         assert isinstance(rendered, Rendered), "the answer to this job"

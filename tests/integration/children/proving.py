@@ -56,9 +56,9 @@ class Bench:
     server: ServerProcess
     registry: CollectorRegistry
 
-    async def outcome(self, structure: Structure) -> Proven | str:
+    async def outcome(self, structure: Structure, user: str = "") -> Proven | str:
         try:
-            return await self.prover.prove(structure)
+            return await self.prover.prove(structure, user)
         except PdserveError as error:
             return str(error)
 

@@ -38,7 +38,7 @@ def job(template: str, messages: list[dict[str, Any]] | None = None, **how: Any)
 async def outcome(b: Bench, asked: RenderChat) -> str:
     assert b.renderer is not None
     try:
-        return await b.renderer.render(asked)
+        return await b.renderer.render(asked, "")
     except PdserveError as error:
         return f"{type(error).__name__}: {error}"
 
@@ -138,4 +138,4 @@ async def test_the_error_is_the_requests() -> None:
     async with bench(render_s=60.0) as b:
         assert b.renderer is not None
         with pytest.raises(InvalidRequest):
-            await b.renderer.render(job("{{ 1 // 0 }}"))
+            await b.renderer.render(job("{{ 1 // 0 }}"), "")

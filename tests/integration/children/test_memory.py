@@ -13,6 +13,7 @@ from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.metrics import RouterMetrics
 from router.structures import Structures
+from router.turns import Turns
 from router.work import ThreadWork
 from tests.integration.children.proving import bench
 from tests.support.footprint import Footprint
@@ -26,13 +27,17 @@ async def test_a_thousand_different_schemas_leave_the_memory_flat() -> None:
     work = ThreadWork()
     async with bench() as b, asyncio.TaskGroup() as tasks:
         metrics = RouterMetrics(CollectorRegistry())
-        structures = Structures(b.prover, work, tasks.create_task, SystemClock(), metrics)
+        structures = Structures(
+            b.prover, Turns(work, SystemClock(), metrics, 1 << 20), tasks.create_task, SystemClock(), metrics
+        )
         before = Footprint.of(os.getpid())
         for number in range(NUM_ALL):
             if number == NUM_FIRST:
                 before = Footprint.of(os.getpid())
             fields = {f"field_{number}_{each}": {"type": "string"} for each in range(30)}
-            compiled = await structures.compile(Structure.json_schema({"properties": fields}), TOKENIZER)
+            compiled = await structures.compile(
+                Structure.json_schema({"properties": fields}), TOKENIZER, user="u"
+            )
             compiled.matcher((256,)).mask()
         after = Footprint.of(os.getpid())
         children = [Footprint.of(pid).rss_bytes >> 20 for pid in b.pids]

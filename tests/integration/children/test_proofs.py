@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,24 @@ async def test_no_more_wait_than_there_is_room_for() -> None:
             task.cancel()
 
 
+async def test_many_of_one_tenant_hold_up_another_by_one() -> None:
+    """Though all places are taken by alice's, bob has one, and it is his turn next."""
+    async with bench() as b:
+        children = await b.warm()
+        stop_all(children)
+        asked = [
+            asyncio.create_task(b.outcome(Structure.regex(f"a{number}"), "alice")) for number in range(2055)
+        ]
+        await next(asyncio.as_completed(asked))
+        bobs = asyncio.create_task(b.outcome(EASY[0], "bob"))
+        for pid in children:
+            os.kill(pid, signal.SIGCONT)
+        assert isinstance(await bobs, Proven)
+        assert sum(task.done() for task in asked) < 100
+        for task in asked:
+            task.cancel()
+
+
 async def test_the_fork_server_may_die_too() -> None:
     async with bench() as b:
         children = await b.warm()
@@ -156,4 +175,4 @@ async def test_many_optional_fields_are_refused_before_they_break() -> None:
 async def test_errors_are_the_requests() -> None:
     async with bench(limit_s=0.2) as b:
         with pytest.raises(InvalidRequest):
-            await b.prover.prove(endless())
+            await b.prover.prove(endless(), "")

@@ -19,6 +19,7 @@ from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.metrics import RouterMetrics
 from router.structures import Structures
+from router.turns import Turns
 from router.work import InlineWork, Work
 from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import VirtualLoop
@@ -59,7 +60,7 @@ class SlowProver:
         self._takes_s = takes_s
         self.num_begun = self.num_given_up = 0
 
-    async def prove(self, structure: Structure) -> Proven:
+    async def prove(self, structure: Structure, user: str) -> Proven:
         self.num_begun += 1
         try:
             await asyncio.sleep(self._takes_s)
@@ -74,13 +75,9 @@ class SlowProver:
 def made(
     tasks: asyncio.TaskGroup, work: Work, prover: Prover | None = None, metrics: RouterMetrics | None = None
 ) -> Structures:
-    return Structures(
-        prover or InlineProver(),
-        work,
-        tasks.create_task,
-        clock(),
-        metrics or RouterMetrics(CollectorRegistry()),
-    )
+    metrics = metrics or RouterMetrics(CollectorRegistry())
+    turns = Turns(work, clock(), metrics, 1 << 20)
+    return Structures(prover or InlineProver(), turns, tasks.create_task, clock(), metrics)
 
 
 @virtual
@@ -88,9 +85,12 @@ async def test_equal_structures_are_compiled_once() -> None:
     async with asyncio.TaskGroup() as tasks:
         work, metrics = SlowWork(), RouterMetrics(CollectorRegistry())
         structures = made(tasks, work, metrics=metrics)
-        asking = [tasks.create_task(structures.compile(Structure.regex("ab?"), TOKENIZER)) for _ in range(5)]
+        asking = [
+            tasks.create_task(structures.compile(Structure.regex("ab?"), TOKENIZER, user="u"))
+            for _ in range(5)
+        ]
         await asyncio.sleep(1)
-        again = await structures.compile(Structure.regex("ab?"), TOKENIZER)
+        again = await structures.compile(Structure.regex("ab?"), TOKENIZER, user="u")
         assert all(task.result() is again for task in asking)
         assert work.num_begun == 2  # the vocabulary, and this
         assert sample(metrics, "pdserve_structures_compiled_total", kind="regex") == 1
@@ -102,9 +102,9 @@ async def test_equal_structures_are_compiled_once() -> None:
 async def test_whoever_waits_for_a_compile_gets_it_though_the_first_to_ask_has_gone() -> None:
     async with asyncio.TaskGroup() as tasks:
         structures = made(tasks, SlowWork())
-        first = tasks.create_task(structures.compile(Structure.regex("a"), TOKENIZER))
+        first = tasks.create_task(structures.compile(Structure.regex("a"), TOKENIZER, user="u"))
         await asyncio.sleep(0.015)
-        second = tasks.create_task(structures.compile(Structure.regex("a"), TOKENIZER))
+        second = tasks.create_task(structures.compile(Structure.regex("a"), TOKENIZER, user="u"))
         await asyncio.sleep(0)
         first.cancel()
         assert (await second).matcher(()) is not None
@@ -115,7 +115,9 @@ async def test_a_compile_that_nobody_waits_for_is_given_up() -> None:
     async with asyncio.TaskGroup() as tasks:
         prover = SlowProver(takes_s=10.0)
         structures = made(tasks, SlowWork(), prover)
-        asking = [tasks.create_task(structures.compile(Structure.regex("a"), TOKENIZER)) for _ in range(2)]
+        asking = [
+            tasks.create_task(structures.compile(Structure.regex("a"), TOKENIZER, user="u")) for _ in range(2)
+        ]
         await asyncio.sleep(5)
         asking[0].cancel()
         await asyncio.sleep(1)
@@ -132,7 +134,7 @@ async def test_what_is_not_proven_is_never_compiled_here() -> None:
         structures = made(tasks, work, SlowProver(), metrics)
         for _ in range(2):
             with pytest.raises(InvalidRequest, match=r"takes longer to compile than children.compile_s"):
-                await structures.compile(ENDLESS, TOKENIZER)
+                await structures.compile(ENDLESS, TOKENIZER, user="u")
         assert sample(metrics, "pdserve_structures_refused_total", kind="regex") == 2
         assert work.num_begun == 1  # the vocabulary
 
@@ -144,7 +146,7 @@ async def test_what_is_kept_is_bounded_by_what_compiling_took() -> None:
         prover = SlowProver()
         structures = made(tasks, SlowWork(), prover)
         for text in ("a", *(f"b{number}" for number in range(16)), "a"):
-            await structures.compile(Structure.regex(text), TOKENIZER)
+            await structures.compile(Structure.regex(text), TOKENIZER, user="u")
         assert prover.num_begun == 18  # the first was forgotten: 64 MiB don't hold 17
 
 
@@ -153,8 +155,8 @@ async def test_another_tokenizer_has_another_vocabulary() -> None:
     async with asyncio.TaskGroup() as tasks:
         work = SlowWork()
         structures = made(tasks, work)
-        first = await structures.compile(Structure.regex("a"), TOKENIZER)
-        assert await structures.compile(Structure.regex("a"), Tokenizer.fake(300)) is not first
+        first = await structures.compile(Structure.regex("a"), TOKENIZER, user="u")
+        assert await structures.compile(Structure.regex("a"), Tokenizer.fake(300), user="u") is not first
         assert work.num_begun == 4
 
 
@@ -275,6 +277,6 @@ async def test_resume_with_other_tokens_is_refused() -> None:
 async def test_inline_work_compiles_at_once() -> None:
     async with asyncio.TaskGroup() as tasks:
         structures = made(tasks, InlineWork())
-        compiled = await structures.compile(Structure.choices(["a"]), TOKENIZER)
+        compiled = await structures.compile(Structure.choices(["a"]), TOKENIZER, user="u")
         matcher = compiled.matcher((), (A,))
         assert matcher.is_complete
