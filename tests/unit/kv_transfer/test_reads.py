@@ -12,6 +12,7 @@ from kv_transfer.frames import Frame
 from kv_transfer.intake import Intake
 from kv_transfer.lease import ReceiveLease
 from kv_transfer.metrics import TransferMetrics
+from kv_transfer.patience import Patience
 from kv_transfer.pieces import BlockPieces
 from kv_transfer.transports.port import RemoteRead
 from pdserve.ids import Epoch, WorkerRef
@@ -55,6 +56,7 @@ def _intake(port: _Port, pieces: BlockPieces, window_bytes: int) -> Intake:
         pool=pool,
         pieces=pieces,
         window_bytes=window_bytes,
+        patience=Patience(lease_s=5.0),
         clock=VirtualClock(),
         metrics=TransferMetrics(),
     )
