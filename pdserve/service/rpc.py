@@ -52,10 +52,12 @@ def make_server(
     max_message_bytes: int,
     random: Random,
     gates: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    max_pending_calls: int = MAX_PENDING_CALLS,
 ) -> grpc.aio.Server:
     """A server without services yet; errors of its servicers, and of `gates`, are mapped by `ErrorInterceptor`.
 
     keepalive_s, answer_s  how long a peer may be quiet before it is pinged, and how long its answer may take
+    max_pending_calls      that the event loop hasn't looked at; from half of it on gRPC turns some away
     """
     # Half of what our own clients and workers send, so that none of them is told "too many pings".
     least_ms = _milliseconds(min(keepalive_s, PING_S) / 2)
@@ -67,9 +69,9 @@ def make_server(
         ("grpc.max_send_message_length", -1),
         # Calls that nobody has looked at yet. gRPC's own answer to one too many is CANCELLED, by default from 1,000 on:
         # all but a flood are to get ours. A lower bound on the streams of a connection would only hide the queue: the
-        # rest would wait in the client's library, or end UNAVAILABLE there.
-        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS // 2),
-        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        # rest would wait in the client's library, or end UNAVAILABLE there ("Stream removed", REFUSED_STREAM).
+        ("grpc.server.max_pending_requests", max_pending_calls // 2),
+        ("grpc.server.max_pending_requests_hard_limit", max_pending_calls),
         ("grpc.server_max_unrequested_time_in_server", 3600),
         ("grpc.so_reuseport", 0),  # a second server on the port must fail, not take half of the calls
     ]

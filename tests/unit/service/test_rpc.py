@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,10 +17,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pdserve import errors
 from pdserve.request import Event, GenerateRequest
 from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
 from pdserve.service.peer_proof import read_metadata
 from pdserve.service.rpc import INFERENCE, Health, bind, keepalive_options, make_server, open_channel
-from pdserve.service.rpc_errors import ServerLost, error_of, status_of
+from pdserve.service.rpc_errors import ERROR_KEY, ServerLost, error_of, status_of
 from pdserve.service.settings import ConfigError
 from tests.unit.service.doors import Door, count_to, open_door, started, token
 
@@ -120,6 +123,29 @@ async def test_a_message_over_the_limit_is_invalid_not_lost() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await InferenceStub(channel).Tokenize(pb.TokenizeRequest(text="x" * (2 << 20)))
     assert isinstance(error_of(caught.value, address), errors.InvalidRequest)
+
+
+async def test_what_the_library_turns_away_in_a_flood_is_cancelled_without_our_trailer() -> None:
+    """More calls at once than may be pending, while the event loop looks at none of them: docs/reliability.md."""
+    server = make_server(
+        keepalive_s=60.0, max_message_bytes=1 << 20, random=random.Random(1), max_pending_calls=64
+    )
+    inference_pb2_grpc.add_InferenceServicer_to_server(Door(count_to), server)
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    with grpc.insecure_channel(address) as channel:  # with threads of its own
+        stub, turned_away = InferenceStub(channel), threading.Event()
+        calls: list[Any] = [stub.GetModel.future(pb.GetModelRequest()) for _ in range(500)]
+        for call in calls:
+            call.add_done_callback(lambda _: turned_away.set())
+        assert turned_away.wait(60.0), "the loop stands still here"
+        codes = {await asyncio.to_thread(call.code) for call in calls}
+        assert codes == {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED}
+        for call in calls:
+            if call.code() is grpc.StatusCode.CANCELLED:
+                assert ERROR_KEY not in dict(call.trailing_metadata())
+                assert isinstance(error_of(call, address), ServerLost), "the client goes to the next router"
+    await server.stop(None)
 
 
 async def test_an_unknown_method_is_incompatible() -> None:
