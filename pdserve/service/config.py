@@ -84,12 +84,9 @@ class TimeoutsConfig:
         "from StartDecode to any answer of a decode worker; one whose engine is busy says so in a quarter of it",
     )
     link_s: float = _positive(4.0, "no frame at all from a link's peer; only this ends the link")
-    lease_s: float = _positive(
-        5.0, "no answer about a lease while its link stands still; ends that lease only"
-    )
+    lease_s: float = _positive(5.0, "no answer about a lease while its link stands still; ends only that")
     handoff_s: float = _positive(
-        6.0,
-        "from the first token, or the end of the prefill worker's session, to the verdict; anew while its link moves",
+        6.0, "from the first token, or the prefill worker's end, to the verdict; anew while the link moves"
     )
     prefill_progress_s: float = _positive(10.0, "between two chunks of a prompt that is being computed")
     token_gap_s: float = _positive(10.0, "between two tokens of a running request")
@@ -156,8 +153,7 @@ class RouterConfig:
     )
     max_reading_bytes: int = setting(
         64 << 20,
-        "bytes of requests that are parsed, rendered or tokenized, or wait for it; above that a user may have "
-        "an even share of it",
+        "bytes of requests parsed, rendered, tokenized, or waiting for it; above that a user has an even share",
         unit="bytes",
         least=1 << 20,
     )
