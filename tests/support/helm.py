@@ -42,6 +42,14 @@ def helm(*arguments: str, values: Mapping[str, Any] = SIMPLEST) -> subprocess.Co
     )
 
 
+def kubectl(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """One call that needs no cluster, in a folder."""
+    program = tool_folder(PROGRAMS.folder) / "kubectl"
+    return subprocess.run(
+        [str(program), *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
 def render(
     values: Mapping[str, Any] = SIMPLEST, *, release: str = "chat", namespace: str = "llm"
 ) -> list[Manifest]:
