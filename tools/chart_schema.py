@@ -26,7 +26,7 @@ DECIDED = frozenset(
         "router.id", "router.listen", "router.workers_listen", "router.keys_file", "router.model",
         "worker.id", "worker.role", "worker.routers", "worker.model", "worker.kv_listen", "worker.unix_dir",
         "cluster.secret_file", "cluster.insecure",
-        "tls.cert_file", "tls.key_file", "tls.ca_file", "tls.client_ca_file", "tls.server_name",
+        "tls.cert_file", "tls.key_file", "tls.ca_file", "tls.client_ca_file", "tls.server_name", "tls.worker_name",
         "metrics.listen",
     )
 )  # fmt: skip

@@ -24,7 +24,8 @@ pytestmark = [needs_openssl, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ADDRESSES = dict(zip(COMPONENTS, ("127.0.0.2", "127.0.0.3", "127.0.0.4"), strict=True))
 CLIENTS, WORKERS = "chat-pdserve.llm.svc", "chat-pdserve-routers.llm.svc"
-TLS = {"routers": "router-tls", "authorities": "cluster-ca", "workers": "worker-tls"}
+TLS = {"routers": "router-tls", "authorities": "cluster-ca", "workers": "worker-tls", "workerName": "worker"}
+CONFIG = {**SIMPLEST["config"], "transport": {"link_tls": True}}
 
 Secrets = dict[str, dict[str, bytes]]
 
@@ -70,7 +71,7 @@ def make_secrets(manifests: list[Manifest], folder: Path) -> tuple[Secrets, str]
 
 
 async def test_the_pods_serve_and_drain(builder: Builder, tmp_path: Path) -> None:
-    manifests = render({**SIMPLEST, **GUARDED, "tls": TLS})
+    manifests = render({**SIMPLEST, **GUARDED, "tls": TLS, "config": CONFIG})
     image = builder.image("router")  # the fake engine needs no torch
     secrets, key = make_secrets(manifests, tmp_path)
     hosts = "".join(f"{ADDRESSES['router']} {name}\n" for name in (CLIENTS, WORKERS))
@@ -114,6 +115,7 @@ async def test_the_pods_serve_and_drain(builder: Builder, tmp_path: Path) -> Non
 
         code, said = await asyncio.to_thread(asked, "client", "--api-key", key)
         assert code == 0, f"{said}\n{tails()}"
+        assert '"transport": "stream-tls"' in pods["router"].tail()
         code, said = await asyncio.to_thread(asked, "stranger")
         assert code != 0
         assert "API key" in said

@@ -50,7 +50,23 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"tls": {"authorities": "w"}}, "tls.authorities is set, but tls.routers"),
     ({"tls": {"clientAuthorities": "w"}}, "tls.clientAuthorities is set, but tls.routers"),
     ({"tls": {"serverName": "w"}}, "tls.serverName is set, but tls.routers"),
+    ({"tls": {"workerName": "w"}}, "tls.workerName is set, but tls.routers"),
     ({"tls": {"routers": "r"}}, "tls.authorities is empty"),
+    ({"config": {"transport": {"link_tls": True}}}, "tls.workers is empty: transport.link_tls needs"),
+    (
+        {
+            "config": {"transport": {"link_tls": True}},
+            "tls": {"routers": "r", "authorities": "a", "workers": "w"},
+        },
+        "tls.workerName is empty: transport.link_tls needs",
+    ),
+    (
+        {
+            "decode": {"config": {"transport": {"link_tls": True}}},
+            "tls": {"routers": "r", "authorities": "a", "workers": "w", "workerName": "worker"},
+        },
+        "prefill.config.transport.link_tls is false and decode.config.transport.link_tls true",
+    ),
     ({"config": {}}, "model.name is empty"),
     ({"decode": {"config": {"engine": {"kind": "torch"}}}}, "model.name is empty"),
     ({"model": {"name": "/models/x"}}, "model.volume is empty"),

@@ -14,6 +14,7 @@ _FULL_TLS = {
     "workers": "worker-tls",
     "clientAuthorities": "clients-ca",
     "serverName": "llm.example.com",
+    "workerName": "worker.example.com",
 }
 GUARDED = {"insecure": False, "apiKeys": {"existingSecret": "keys"}}
 
@@ -29,6 +30,11 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "host-path": {"model": {"name": "/models/m.gguf", "volume": {"hostPath": {"path": "/srv/m"}}}},
     "keys-and-tls": {**GUARDED, "tls": {"routers": "router-tls", "authorities": "cluster-ca"}},
     "mutual-tls": {**GUARDED, "tls": _FULL_TLS},
+    "encrypted-links": {
+        **GUARDED,
+        "tls": _FULL_TLS,
+        "config": {"engine": {"kind": "fake"}, "transport": {"link_tls": True}},
+    },
     "own-secret": {"clusterSecret": {"existingSecret": "mine", "key": "cluster-secret.txt"}},
     "ipv6": {"ipFamily": "IPv6"},
     "large": {"prefill": {"replicas": 20}, "decode": {"replicas": 40}, "router": {"replicas": 4}},

@@ -4,7 +4,7 @@
 {{- if and (not $values.insecure) (not (and $values.apiKeys.existingSecret $values.tls.routers)) }}
 {{- fail (printf "%s is empty: clients would come in without a proof of who they are. Set apiKeys.existingSecret and tls.routers, or insecure=true in a network that you trust" (empty $values.apiKeys.existingSecret | ternary "apiKeys.existingSecret" "tls.routers")) }}
 {{- end }}
-{{- range $key := list "authorities" "workers" "clientAuthorities" "serverName" }}
+{{- range $key := list "authorities" "workers" "clientAuthorities" "serverName" "workerName" }}
 {{- if and (index $values.tls $key) (not $values.tls.routers) }}
 {{- fail (printf "tls.%s is set, but tls.routers, the certificate of the routers, isn't" $key) }}
 {{- end }}
@@ -17,12 +17,26 @@
 {{- if and (ne (dig "engine" "kind" "torch" $settings) "fake") (not $values.model.name) }}
 {{- fail "model.name is empty: give an alias with model.fetch, or a path under /models with model.volume" }}
 {{- end }}
+{{- if dig "transport" "link_tls" false $settings }}
+{{- range $key := list "workers" "workerName" }}
+{{- if not (index $values.tls $key) }}
+{{- fail (printf "tls.%s is empty: transport.link_tls needs a certificate of the workers, and the name in it" $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if and (kindIs "invalid" (index $values $pool).replicas) (not (index $values $pool).maxReplicas) }}
 {{- fail (printf "%s.maxReplicas is 0: with %s.replicas=null it must say how many workers there may be" $pool $pool) }}
 {{- end }}
 {{- if and (index $values $pool).maxReplicas (lt (int (index $values $pool).maxReplicas) (int ((index $values $pool).replicas | default 0))) }}
 {{- fail (printf "%s.maxReplicas is %d, less than %s.replicas=%d" $pool (int (index $values $pool).maxReplicas) $pool (int (index $values $pool).replicas)) }}
 {{- end }}
+{{- end }}
+{{- $links := dict }}
+{{- range $pool := list "prefill" "decode" }}
+{{- $_ := set $links $pool (include "pdserve.settings" (dict "root" $ "component" $pool) | fromJson | dig "transport" "link_tls" false) }}
+{{- end }}
+{{- if ne $links.prefill $links.decode }}
+{{- fail (printf "prefill.config.transport.link_tls is %v and decode.config.transport.link_tls %v: set config.transport.link_tls for both" $links.prefill $links.decode) }}
 {{- end }}
 {{- if and $values.model.fetch (hasPrefix "/" $values.model.name) }}
 {{- fail (printf "model.fetch fetches aliases, and model.name is the path %s" $values.model.name) }}

@@ -65,6 +65,9 @@ All take (dict "root" $ "component" "router" | "prefill" | "decode").
 {{- $_ := set $tls "cert_file" "/etc/pdserve/tls/tls.crt" }}
 {{- $_ := set $tls "key_file" "/etc/pdserve/tls/tls.key" }}
 {{- end }}
+{{- with $values.tls.workerName }}
+{{- $_ := set $tls "worker_name" . }}
+{{- end }}
 {{- end }}
 {{- if $tls }}
 {{- $_ := set $decided "tls" $tls }}
