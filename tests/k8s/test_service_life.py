@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from pdserve.wire_version import WIRE_VERSION
 from tests.support.kube.client import Object
 from tests.support.kube.control_plane import IS_BUILT
 from tests.support.kube.world import CORE, DEPLOYMENTS, POOLS, SERVICES, World, running_world
@@ -113,6 +114,8 @@ async def test_a_killed_worker_comes_back_and_no_request_fails(world: World) -> 
 async def test_an_upgrade_replaces_every_pod_in_order_and_no_request_fails(world: World) -> None:
     before = {pod["metadata"]["name"] for pod in await world.pods("one")}
     order: list[str] = []
+    (decode,) = world.kubelet.of_role("decode")
+    assert f'"wire": "{WIRE_VERSION[0]}.{WIRE_VERSION[1] - 1}"' in decode.log.read_text()
 
     async def upgraded() -> bool:
         for pod in await world.pods("one"):
@@ -131,6 +134,8 @@ async def test_an_upgrade_replaces_every_pod_in_order_and_no_request_fails(world
     await world.until("the old ones have gone", lambda: all_new(world, before))
     images = {pod["spec"]["containers"][0]["image"] for pod in await world.pods("one")}
     assert images == {"router:2", "worker:2"}
+    (decode,) = world.kubelet.of_role("decode")
+    assert f'"wire": "{WIRE_VERSION[0]}.{WIRE_VERSION[1]}"' in decode.log.read_text()
 
 
 async def test_another_block_size_makes_a_second_set_and_no_request_fails(world: World) -> None:

@@ -19,10 +19,13 @@ from pathlib import Path
 from deploy.command import PROGRAM
 from deploy.local.child import Child
 from deploy.local.plan import ProcessSpec
+from pdserve.wire_version import WIRE_VERSION
 from tests.support.kube.client import KubeClient, Object
 
 _SERVICE = re.compile(r"=([a-z0-9-]+)\.([a-z0-9-]+)\.svc:(\d+)$")
 _FAKE = {"PDSERVE_ENGINE__KIND": "fake"}
+# Images of the first version speak the wire's previous minor, so that an upgrade mixes both.
+_FIRST = {"PDSERVE_CLUSTER__WIRE_MINOR": str(WIRE_VERSION[1] - 1)}
 
 
 def announced(ip: str) -> str:
@@ -60,7 +63,8 @@ class PodProcess:
         """Start it and wait for its end; the exit code."""
         mounts = await self._mount(client)
         command = (*PROGRAM, *(self._argument(text, mounts) for text in self.container["args"]))
-        environ = {**os.environ, **_FAKE, **self._environ(), "PYTHONUNBUFFERED": "1"}
+        version = _FIRST if self.container["image"].endswith(":1") else {}
+        environ = {**os.environ, **_FAKE, **version, **self._environ(), "PYTHONUNBUFFERED": "1"}
         spec = ProcessSpec(role="", id="", command=command, metrics="", environ=environ)
         with self.log.open("a") as log:
             self._child = await Child.start(spec)
