@@ -23,6 +23,11 @@ def thread_cpu_s() -> float:
     return time.thread_time()
 
 
+def spend_s(seconds: float) -> None:
+    """Block the calling thread for so long, as work would: of the fake engine only, whatever else waits for events."""
+    time.sleep(seconds)
+
+
 class SystemClock:
     """The machine's clocks."""
 

@@ -104,12 +104,15 @@ class PlacementStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingNote:
-    """What a look of whoever scales the cluster came to: workers to have, and why, in words."""
+    """What a look of whoever scales the cluster came to: workers to have, and why, in words.
+
+    change  why these numbers differ from those before; "" = they don't
+    """
 
     num_prefill: int
     num_decode: int
     why: str
-    changed: bool
+    change: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

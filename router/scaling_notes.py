@@ -37,8 +37,8 @@ class ScalingNotes:
         self._wanted.labels(role="prefill").set(note.num_prefill)
         self._wanted.labels(role="decode").set(note.num_decode)
         self._looks.inc()
-        if note.changed:
-            self._change = (note.why[:MAX_WORDS], now_s)
+        if note.change:
+            self._change = (note.change[:MAX_WORDS], now_s)
             self._changes.inc()
 
     def status(self) -> ScalingStatus | None:

@@ -28,7 +28,7 @@ class _ScreenAndRouters:
 
     async def tell(self, decision: Decision) -> None:
         if decision.changed:
-            self.screen.tell(f"scaling: {decision.why}")
+            self.screen.tell(f"scaling: {decision.change}")
         await self.routers.tell(decision)
 
 

@@ -36,13 +36,18 @@ class Decision:
 
     counts     workers to have, changed roles included
     set_roles  to be done first
-    why        for people, in a sentence for each pool
+    why        for people, in a sentence for each pool; change: of those that change only, "" = none does
     """
 
     counts: Counts
     set_roles: tuple[RoleChange, ...] = ()
-    changed: bool
     why: str
+    change: str = ""
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.change)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +96,8 @@ def decide(
     decision = Decision(
         counts=Counts(prefill=pools[Role.PREFILL].count, decode=pools[Role.DECODE].count),
         set_roles=tuple(set_roles),
-        changed=any(pool.changed for pool in pools.values()),
         why="; ".join(pool.sentence for pool in pools.values()),
+        change="; ".join(pool.sentence for pool in pools.values() if pool.changed),
     )
     later = History(seen_s=seen.at_s, known=known, pools={role: pool.history for role, pool in pools.items()})
     return decision, later

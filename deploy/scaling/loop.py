@@ -31,7 +31,7 @@ class Audience(Protocol):
     """Whom decisions are told: a screen, the routers, a custom resource's status."""
 
     async def tell(self, decision: Decision) -> None:
-        """After every look that came to one; what was changed has been ordered, or `why` says why not."""
+        """After every look that came to one; what was changed has been ordered, or `change` says why not."""
         ...
 
 
@@ -83,8 +83,8 @@ class ScalingLoop:
         try:
             await self._act(decision, self.seen)
         except (PdserveError, OSError) as error:  # decided again after the cool-down, if it still holds then
-            log.warning("scaling.failed", wanted=str(decision.counts), why=decision.why, error=str(error))
-            decision = replace(decision, why=f"could not be done ({error}): {decision.why}")
+            log.warning("scaling.failed", wanted=str(decision.counts), why=decision.change, error=str(error))
+            decision = replace(decision, change=f"could not be done ({error}): {decision.change}")
         await self._audience.tell(decision)
         return decision
 
@@ -98,7 +98,7 @@ class ScalingLoop:
             decode=decision.counts.decode,
             before=str(before),
             changed_roles=[f"{each.worker_id} to {each.role.value}" for each in decision.set_roles],
-            why=decision.why,
+            why=decision.change,
         )
         for change in decision.set_roles:
             await self._actuator.set_role(change.worker_id, change.role)

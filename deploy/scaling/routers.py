@@ -67,7 +67,7 @@ class OperatorRouters:
             num_prefill=decision.counts.prefill,
             num_decode=decision.counts.decode,
             why=decision.why,
-            changed=decision.changed,
+            change=decision.change,
         )
         await self._each(lambda client: client.note_scaling(note))
 

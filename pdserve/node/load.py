@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from pdserve.clock import Clock
+from pdserve.clock import Clock, spend_s
 from pdserve.engine.kernel_caches import bound_kernel_caches
 from pdserve.engine.port import Runner
 from pdserve.kv_memory import HostMemory
@@ -134,13 +134,18 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
 
 def _load_fake(config: Config, clock: Clock) -> LoadedModel:
     from pdserve.engine.fake_runner import FakeRunner
+    from pdserve.engine.paced_runner import PacedRunner
 
     engine = config.engine
     num_blocks = engine.num_blocks
     if num_blocks == 0:
         block_bytes = FakeRunner(num_blocks=1, block_size=engine.block_size).layout.block_bytes
         num_blocks = max(1, min(engine.kv_memory_bytes // block_bytes, _MAX_FAKE_BLOCKS))
-    runner = FakeRunner(num_blocks=num_blocks, block_size=engine.block_size, make_memory=_make_memory(config))
+    runner: Runner = FakeRunner(
+        num_blocks=num_blocks, block_size=engine.block_size, make_memory=_make_memory(config)
+    )
+    if engine.fake_step_s or engine.fake_token_s:
+        runner = PacedRunner(runner, step_s=engine.fake_step_s, token_s=engine.fake_token_s, spend=spend_s)
     tokenizer = Tokenizer.fake(runner.card.vocab_size)
     return LoadedModel(
         name=runner.card.name,

@@ -233,6 +233,8 @@ class EngineConfig:
         2048, "longest preempted sequence that a decode worker recomputes itself", unit="tokens", least=0
     )
     prefix_cache: bool = setting(True, "share the blocks of common prefixes")
+    fake_step_s: float = setting(0.0, "what a step of the fake engine takes", unit="s", least=0.0, most=60.0)
+    fake_token_s: float = setting(0.0, "and more for each token in it", unit="s", least=0.0, most=60.0)
 
     def __post_init__(self) -> None:
         check_fields("engine", self)

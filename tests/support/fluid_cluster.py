@@ -18,7 +18,8 @@ from pdserve.figures import RouterFigures, Spread
 from pdserve.messages import Role
 from pdserve.status import ClusterStatus, QueueStatus, WorkerStatus
 
-TICK_S = 1.0
+TICK_S = 0.1
+TICKS = 10  # between two looks
 BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -43,7 +44,7 @@ class Worker:
 
 
 class FluidCluster:
-    """One virtual second a tick. load: requests a second at a moment."""
+    """load: requests a second at a moment."""
 
     def __init__(self, targets: ScalingTargets, work: Work, load: Callable[[float], float]) -> None:
         self.targets, self.work, self.load = targets, work, load
@@ -57,6 +58,7 @@ class FluidCluster:
         self.counted: Counted = {}
         self.queued_tokens = 0.0
         self.running = 0.0
+        self.placed = 0.0  # requests, of which whole ones are counted
         self.computed_tokens = 0.0
         self.waits = [0] * (len(BOUNDS_S) + 1)
         self.decisions: list[Decision] = []
@@ -86,24 +88,30 @@ class FluidCluster:
         how = self.targets.how
         return self.queue_s <= how.ttft_target_s and self.step_s <= how.itl_target_s
 
-    def tick(self) -> None:
+    def second(self) -> None:
         """A second passes, then scaling looks."""
+        for _ in range(TICKS):
+            self._tick()
+        self._look()
+
+    def _tick(self) -> None:
         work = self.work
         self.now_s += TICK_S
         self.queued_tokens += self.load(self.now_s) * work.prompt_tokens * TICK_S
         able = len(self.ready(Role.PREFILL)) * work.prefill_tokens_per_s * TICK_S
         done = min(self.queued_tokens, able)
-        self.waits[sum(bound < self.queue_s for bound in BOUNDS_S)] += round(done / work.prompt_tokens)
+        self.placed += done / work.prompt_tokens
+        self.waits[sum(bound < self.queue_s for bound in BOUNDS_S)] += int(self.placed)
+        self.placed -= int(self.placed)
         self.queued_tokens -= done
         self.running += done / work.prompt_tokens
         ended = min(self.running, self.running * TICK_S / (work.answer_tokens * self.step_s))
         self.running -= ended
         self.computed_tokens += ended * work.prompt_tokens
-        self._look()
 
     def run(self, seconds: int) -> FluidCluster:
         for _ in range(seconds):
-            self.tick()
+            self.second()
         return self
 
     def _look(self) -> None:

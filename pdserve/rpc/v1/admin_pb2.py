@@ -26,7 +26,7 @@ from pdserve.rpc.v1 import inference_pb2 as pdserve_dot_rpc_dot_v1_dot_inference
 from pdserve.rpc.v1 import session_pb2 as pdserve_dot_rpc_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdserve/rpc/v1/admin.proto\x12\x0epdserve.rpc.v1\x1a\x1epdserve/rpc/v1/inference.proto\x1a\x1cpdserve/rpc/v1/session.proto\"T\n\x0bScalingNote\x12\x13\n\x0bnum_prefill\x18\x01 \x01(\r\x12\x12\n\nnum_decode\x18\x02 \x01(\r\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x04 \x01(\x08\"\x15\n\x13NoteScalingResponse\"V\n\x0eSetRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.pdserve.rpc.v1.Role\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"\x11\n\x0fSetRoleResponse\"6\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x15\n\x13\x44rainWorkerResponse\"U\n\x10ProbePairRequest\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"{\n\x11ProbePairResponse\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_bytes\x18\x02 \x01(\x04\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x04 \x01(\x01\x12\x11\n\ttransport\x18\x05 \x01(\t2\xa0\x03\n\x05\x41\x64min\x12J\n\x07SetRole\x12\x1e.pdserve.rpc.v1.SetRoleRequest\x1a\x1f.pdserve.rpc.v1.SetRoleResponse\x12V\n\x0b\x44rainWorker\x12\".pdserve.rpc.v1.DrainWorkerRequest\x1a#.pdserve.rpc.v1.DrainWorkerResponse\x12P\n\tGetStatus\x12 .pdserve.rpc.v1.GetStatusRequest\x1a!.pdserve.rpc.v1.GetStatusResponse\x12P\n\tProbePair\x12 .pdserve.rpc.v1.ProbePairRequest\x1a!.pdserve.rpc.v1.ProbePairResponse\x12O\n\x0bNoteScaling\x12\x1b.pdserve.rpc.v1.ScalingNote\x1a#.pdserve.rpc.v1.NoteScalingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdserve/rpc/v1/admin.proto\x12\x0epdserve.rpc.v1\x1a\x1epdserve/rpc/v1/inference.proto\x1a\x1cpdserve/rpc/v1/session.proto\"S\n\x0bScalingNote\x12\x13\n\x0bnum_prefill\x18\x01 \x01(\r\x12\x12\n\nnum_decode\x18\x02 \x01(\r\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x0e\n\x06\x63hange\x18\x04 \x01(\t\"\x15\n\x13NoteScalingResponse\"V\n\x0eSetRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.pdserve.rpc.v1.Role\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"\x11\n\x0fSetRoleResponse\"6\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x15\n\x13\x44rainWorkerResponse\"U\n\x10ProbePairRequest\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"{\n\x11ProbePairResponse\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_bytes\x18\x02 \x01(\x04\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x04 \x01(\x01\x12\x11\n\ttransport\x18\x05 \x01(\t2\xa0\x03\n\x05\x41\x64min\x12J\n\x07SetRole\x12\x1e.pdserve.rpc.v1.SetRoleRequest\x1a\x1f.pdserve.rpc.v1.SetRoleResponse\x12V\n\x0b\x44rainWorker\x12\".pdserve.rpc.v1.DrainWorkerRequest\x1a#.pdserve.rpc.v1.DrainWorkerResponse\x12P\n\tGetStatus\x12 .pdserve.rpc.v1.GetStatusRequest\x1a!.pdserve.rpc.v1.GetStatusResponse\x12P\n\tProbePair\x12 .pdserve.rpc.v1.ProbePairRequest\x1a!.pdserve.rpc.v1.ProbePairResponse\x12O\n\x0bNoteScaling\x12\x1b.pdserve.rpc.v1.ScalingNote\x1a#.pdserve.rpc.v1.NoteScalingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,21 +34,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdserve.rpc.v1.admin_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCALINGNOTE']._serialized_start=108
-  _globals['_SCALINGNOTE']._serialized_end=192
-  _globals['_NOTESCALINGRESPONSE']._serialized_start=194
-  _globals['_NOTESCALINGRESPONSE']._serialized_end=215
-  _globals['_SETROLEREQUEST']._serialized_start=217
-  _globals['_SETROLEREQUEST']._serialized_end=303
-  _globals['_SETROLERESPONSE']._serialized_start=305
-  _globals['_SETROLERESPONSE']._serialized_end=322
-  _globals['_DRAINWORKERREQUEST']._serialized_start=324
-  _globals['_DRAINWORKERREQUEST']._serialized_end=378
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=380
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=401
-  _globals['_PROBEPAIRREQUEST']._serialized_start=403
-  _globals['_PROBEPAIRREQUEST']._serialized_end=488
-  _globals['_PROBEPAIRRESPONSE']._serialized_start=490
-  _globals['_PROBEPAIRRESPONSE']._serialized_end=613
-  _globals['_ADMIN']._serialized_start=616
-  _globals['_ADMIN']._serialized_end=1032
+  _globals['_SCALINGNOTE']._serialized_end=191
+  _globals['_NOTESCALINGRESPONSE']._serialized_start=193
+  _globals['_NOTESCALINGRESPONSE']._serialized_end=214
+  _globals['_SETROLEREQUEST']._serialized_start=216
+  _globals['_SETROLEREQUEST']._serialized_end=302
+  _globals['_SETROLERESPONSE']._serialized_start=304
+  _globals['_SETROLERESPONSE']._serialized_end=321
+  _globals['_DRAINWORKERREQUEST']._serialized_start=323
+  _globals['_DRAINWORKERREQUEST']._serialized_end=377
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=379
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=400
+  _globals['_PROBEPAIRREQUEST']._serialized_start=402
+  _globals['_PROBEPAIRREQUEST']._serialized_end=487
+  _globals['_PROBEPAIRRESPONSE']._serialized_start=489
+  _globals['_PROBEPAIRRESPONSE']._serialized_end=612
+  _globals['_ADMIN']._serialized_start=615
+  _globals['_ADMIN']._serialized_end=1031
 # @@protoc_insertion_point(module_scope)

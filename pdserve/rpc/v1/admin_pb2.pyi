@@ -24,24 +24,24 @@ class ScalingNote(_message.Message):
     NUM_PREFILL_FIELD_NUMBER: _builtins.int
     NUM_DECODE_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
-    CHANGED_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
     num_prefill: _builtins.int
     """workers to have"""
     num_decode: _builtins.int
     why: _builtins.str
-    changed: _builtins.bool
-    """since the look before"""
+    change: _builtins.str
+    """why these numbers differ from those before; empty = they don't"""
     def __init__(
         self,
         *,
         num_prefill: _builtins.int = ...,
         num_decode: _builtins.int = ...,
         why: _builtins.str = ...,
-        changed: _builtins.bool = ...,
+        change: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "num_decode", b"num_decode", "num_prefill", b"num_prefill", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "num_decode", b"num_decode", "num_prefill", b"num_prefill", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -98,7 +98,7 @@ async def test_a_tenant_aborts_and_sees_its_own_requests_only() -> None:
             cluster.app.abort("no-such", a)
         assert str(none.value).replace("only-b", "no-such") == str(no_such.value)
 
-        note = ScalingNote(num_prefill=1, num_decode=1, why="at ease", changed=False)
+        note = ScalingNote(num_prefill=1, num_decode=1, why="at ease")
         cluster.app.operators.scaling.note(note)
         seen = cluster.app.status(explain=True, caller=a)
         assert [each.request_id for each in seen.placements] == ["r"]

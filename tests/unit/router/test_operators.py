@@ -142,9 +142,9 @@ async def test_the_service_is_for_those_who_know_the_cluster_s_secret() -> None:
 async def test_what_scaling_decided_is_told_by_the_status_and_kept_while_nothing_changes() -> None:
     async with admin_door(SECRET) as (address, _), OperatorClient(address, secret=SECRET) as client:
         assert (await client.status()).scaling is None
-        grown = ScalingNote(num_prefill=2, num_decode=1, why="prefill 1 → 2: a queue", changed=True)
+        grown = ScalingNote(num_prefill=2, num_decode=1, why="all", change="prefill 1 → 2: a queue")
         await client.note_scaling(grown)
-        await client.note_scaling(ScalingNote(num_prefill=2, num_decode=1, why="at ease", changed=False))
+        await client.note_scaling(ScalingNote(num_prefill=2, num_decode=1, why="at ease"))
         told = (await client.status()).scaling
         assert told is not None
         assert (told.num_prefill, told.num_decode, told.why) == (2, 1, "at ease")
@@ -160,8 +160,8 @@ async def test_scaling_is_in_the_metrics() -> None:
     async with Cluster() as cluster:
         notes, registry = cluster.app.operators.scaling, cluster.app.metrics.registry
         assert registry.get_sample_value("pdserve_scaling_workers_wanted", {"role": "decode"}) is None
-        notes.note(ScalingNote(num_prefill=1, num_decode=3, why="w" * 5000, changed=True))
-        notes.note(ScalingNote(num_prefill=1, num_decode=3, why="", changed=False))
+        notes.note(ScalingNote(num_prefill=1, num_decode=3, why="", change="w" * 5000))
+        notes.note(ScalingNote(num_prefill=1, num_decode=3, why=""))
         assert registry.get_sample_value("pdserve_scaling_workers_wanted", {"role": "decode"}) == 3
         assert registry.get_sample_value("pdserve_scaling_looks_total") == 2
         assert registry.get_sample_value("pdserve_scaling_changes_total") == 1

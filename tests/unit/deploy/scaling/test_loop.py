@@ -75,7 +75,8 @@ async def test_a_queue_brings_workers_and_its_end_takes_one_after_the_other() ->
         await stage.look(2, status(BUSY, DECODE))
     assert stage.counts == Counts(prefill=3, decode=1)
     assert stage.told[-1].changed
-    assert stage.told[-1].why.startswith("prefill 1 → 3: prompts queue 4.00 s of 0.5 s; decode 1: ")
+    assert stage.told[-1].change == "prefill 1 → 3: prompts queue 4.00 s of 0.5 s"
+    assert stage.told[-1].why.startswith(f"{stage.told[-1].change}; decode 1: ")
     assert [(line["event"], line["prefill"], line["before"]) for line in logs] == [
         ("scaling.decided", 3, "1 prefill + 1 decode")
     ]
@@ -113,7 +114,7 @@ async def test_what_an_actuator_refuses_is_told_and_tried_again_after_the_cool_d
         await stage.look(7, status(BUSY, DECODE))
     assert stage.counts == Counts(prefill=1, decode=1)
     assert 2 <= sum(line["event"] == "scaling.failed" for line in logs) <= 4
-    assert any(decision.why.startswith("could not be done (no room): ") for decision in stage.told)
+    assert any(decision.change.startswith("could not be done (no room): ") for decision in stage.told)
     stage.refuses = False
     await stage.look(5, status(BUSY, DECODE))
     assert stage.counts == Counts(prefill=3, decode=1)
@@ -128,7 +129,7 @@ async def test_an_idle_worker_changes_to_the_pool_that_is_short() -> None:
     assert stage.roles == [("decode-1", Role.PREFILL)]
     assert stage.counts == Counts(prefill=2, decode=1)
     assert not stage.scaled
-    assert "decode 2 → 1: one changes to prefill" in next(each.why for each in stage.told if each.changed)
+    assert "decode 2 → 1: one changes to prefill" in next(each.change for each in stage.told if each.changed)
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
@@ -155,7 +156,7 @@ async def test_a_queue_that_waits_for_decode_workers_brings_no_prefill_worker() 
     full = worker("decode-0", running=20, waiting=20, step_s=0.05)
     await stage.look(3, status(IDLE, full, waiting=50, waiting_tokens=50_000))
     assert stage.counts == Counts(prefill=1, decode=3)
-    assert "70 wait" in next(each.why for each in stage.told if each.changed)
+    assert "70 wait" in next(each.change for each in stage.told if each.changed)
 
 
 async def test_one_long_prompt_is_no_queue() -> None:
