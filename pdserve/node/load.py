@@ -134,7 +134,7 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
 
 def _load_fake(config: Config, clock: Clock) -> LoadedModel:
     from pdserve.engine.fake_runner import FakeRunner
-    from pdserve.engine.paced_runner import PacedRunner
+    from pdserve.worker.paced_runner import PacedRunner
 
     engine = config.engine
     num_blocks = engine.num_blocks
