@@ -23,8 +23,7 @@ from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields,
 from pdserve.service.tls_config import TlsConfig
 from pdserve.wire_version import WIRE_VERSION
 
-# Variables with our prefix that name no key: they are read by the model store before a configuration
-# exists, or by clients.
+# Variables with our prefix that name no key: the model store reads them before there is a configuration, or clients do.
 _OTHER_VARIABLES = ("PDSERVE_CACHE_DIR", "PDSERVE_API_KEY")
 
 
@@ -330,8 +329,7 @@ class MetricsConfig:
         check_fields("metrics", self)
 
 
-_NO_TLS = TlsConfig()
-_SCALING = ScalingConfig()
+_NO_TLS, _SCALING = TlsConfig(), ScalingConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
