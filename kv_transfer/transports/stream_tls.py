@@ -133,7 +133,7 @@ def _context(tls: TlsConfig, protocol: int) -> ssl.SSLContext:
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # nobody resumes
     try:
-        context.load_cert_chain(tls.cert_file, tls.key_file)
+        tls.load_into(context)
         context.load_verify_locations(tls.ca_file)
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(

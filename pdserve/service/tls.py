@@ -99,7 +99,7 @@ def _check_pair(tls: TlsConfig) -> None:
         return
     _read(tls.cert_file), _read(tls.key_file)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert_file, tls.key_file)
+        tls.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(
             f"tls.cert_file {tls.cert_file} and tls.key_file {tls.key_file} can't be used: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 
 from pdserve.fields import setting
@@ -35,3 +36,9 @@ class TlsConfig:
 
     def __post_init__(self) -> None:
         check_fields("tls", self)
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """The certificate and its key. Raises ssl.SSLError or OSError; a key with a passphrase can't be used."""
+        context.load_cert_chain(
+            self.cert_file, self.key_file, password=""
+        )  # None asks for it on the terminal

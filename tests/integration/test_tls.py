@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,3 +146,34 @@ def test_files_that_cannot_be_used_are_told_at_the_start(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="can't be read"):
         worker_tls(TlsConfig(ca_file=str(tmp_path / "none")))
     assert server_credentials(TlsConfig(), "") is None and worker_tls(TlsConfig()) is None
+
+
+def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(tmp_path: Path) -> None:
+    """Also where there is a terminal to ask on, which would hold the process before it says anything."""
+    made = Authority(tmp_path, "ca").sign("one.test")
+    locked = tmp_path / "locked.key"
+    command = ("openssl", "ec", "-in", f"{made.key}", "-aes256", "-passout", "pass:abcd", "-out", f"{locked}")
+    subprocess.run(command, check=True, capture_output=True)
+    words = (
+        "router",
+        "--listen",
+        "127.0.0.1:0",
+        "--tls.cert-file",
+        f"{made.cert}",
+        "--tls.key-file",
+        f"{locked}",
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, (sys.executable, "-m", "pdserve.cli", *words))
+    said = b""
+    try:
+        while b"can't be used" not in said and b"pass phrase" not in said:
+            said += os.read(terminal, 4096)
+    except OSError:  # the terminal's other end has closed
+        pass
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+    assert b"can't be used" in said and b"pass phrase" not in said, said
