@@ -7,6 +7,7 @@ here knows Ray; actors.py makes an actor of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,6 +104,8 @@ class Keeper:
         self._lock = asyncio.Lock()
         self._loaded = asyncio.Event()
         self._router_known = asyncio.Event()
+        self._to_adopt: set[str] = set()
+        self._adopted = asyncio.Event()
         self._is_scaled = asyncio.Event()
         self.scaling = ""
 
@@ -150,8 +153,11 @@ class Keeper:
                 await self._keep(replace(self._cluster, is_ending=True))
 
     async def state(self) -> KeptState | None:
-        """How everything is; None if there is nothing to keep."""
+        """How everything is; None if there is nothing to keep. A keeper that has come back looks at its hosts first."""
         await self._loaded.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SILENT_S):
+                await self._adopted.wait()
         cluster = self._cluster
         if cluster is None:
             return None
@@ -197,7 +203,9 @@ class Keeper:
         """Keep what the store says until it is taken down."""
         self._take(await self._store.load())
         async with asyncio.TaskGroup() as group:
-            for process in sorted(await self._hosts.names()):
+            self._to_adopt = await self._hosts.names()
+            self._adopt("")
+            for process in sorted(self._to_adopt):
                 # Also hosts that are no longer wanted: their drain goes on.
                 self._add(process, group)
             self._loaded.set()
@@ -237,6 +245,12 @@ class Keeper:
         slot = self._slots[process] = _Slot(process, Restarts(POLICY))
         group.create_task(self._keep_slot(slot))
 
+    def _adopt(self, process: str) -> None:
+        """Of one that was found: it has answered, or never will."""
+        self._to_adopt.discard(process)
+        if not self._to_adopt:
+            self._adopted.set()
+
     def _let_go(self, processes: set[str]) -> None:
         """Tell these to drain; workers of a cluster that ends do so after the routers."""
         assert self._cluster is not None
@@ -264,6 +278,7 @@ class Keeper:
             await self._hosts.end(slot.process)
         finally:
             del self._slots[slot.process]
+            self._adopt(slot.process)
             self._changed.set()
 
     async def _drain(self, slot: _Slot) -> None:
@@ -294,6 +309,7 @@ class Keeper:
                 end = self._end_of_lost(slot, error)
                 told = f"lost its host: {error}"
                 slot.host = slot.addresses = None
+                self._adopt(slot.process)
                 self._tell_routers()
                 await self._hosts.end(slot.process)
             slot.report = None
@@ -336,6 +352,7 @@ class Keeper:
             slot.why = ""
         slot.host = host = await self._hosts.find_or_create(slot.process, self._cluster)
         slot.addresses = await host.prepare(self._cluster, slot.process, self.operators())
+        self._adopt(slot.process)
         slot.state = "starting"
         if is_router:
             self._tell_routers()

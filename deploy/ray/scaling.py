@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from deploy.ray.node_folder import NodeFolder
 from deploy.ray.spec import SECRET, RayCluster
 from deploy.scaling.decide import Decision
 from deploy.scaling.loop import ScalingLoop
+from deploy.scaling.routers import OperatorRouters
 from deploy.scaling.targets import Counts, Range, ScalingTargets
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest, PdserveError
@@ -24,7 +25,6 @@ from pdserve.service.config import load
 from pdserve.service.tls import worker_tls
 from pdserve.status import ClusterStatus
 
-_ANSWER_S = 2.0
 _AGAIN_S = 10.0
 
 log = structlog.get_logger()
@@ -39,9 +39,14 @@ async def follow_load(keeper: Keeper, clock: Clock, parent: Path, name: str) -> 
         cluster = await keeper.until_scaled()
         folder = NodeFolder(parent, name)
         try:
-            async with _KeptRouters(keeper, cluster, folder) as routers:
+            async with OperatorRouters((), _connect_as(cluster, folder)) as routers:
                 loop = ScalingLoop(
-                    routers, _RayWorkers(keeper), _Told(keeper), targets_of(cluster), clock, asyncio.sleep
+                    _KeptRouters(keeper, routers),
+                    _RayWorkers(keeper),
+                    _Told(keeper, routers),
+                    targets_of(cluster),
+                    clock,
+                    asyncio.sleep,
                 )
                 await loop.run(partial(keeper.is_scaled_otherwise, cluster))
         except (PdserveError, OSError) as error:  # of its files: said in the status, and tried again
@@ -50,6 +55,14 @@ async def follow_load(keeper: Keeper, clock: Clock, parent: Path, name: str) -> 
             await asyncio.sleep(_AGAIN_S)
         finally:
             folder.remove()
+
+
+def _connect_as(cluster: RayCluster, folder: NodeFolder) -> Callable[[str], OperatorClient]:
+    """How its operators reach a router. Raises PdserveError for certificates that can't be used, OSError."""
+    files = {name: str(folder.write(name, content)) for name, content in cluster.files.items()}
+    config = load(folder.write("config.toml", cluster.toml().encode()), flags=files)
+    tls, secret = worker_tls(config.tls), cluster.files[SECRET].strip()
+    return lambda target: OperatorClient(target, secret=secret, tls=tls)
 
 
 def targets_of(cluster: RayCluster) -> ScalingTargets:
@@ -84,48 +97,25 @@ class _RayWorkers:
         raise InvalidRequest("on Ray a worker keeps its role", worker=worker_id)
 
 
+@dataclass(frozen=True, slots=True)
 class _Told:
-    """See `Audience`: decisions show in the keeper's state."""
+    """See `Audience`: decisions show in the keeper's state and the routers'."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    keeper: Keeper
+    routers: OperatorRouters
 
     async def tell(self, decision: Decision) -> None:
-        self._keeper.scaling = decision.why
+        self.keeper.scaling = decision.why
+        await self.routers.tell(decision)
 
 
 class _KeptRouters:
-    """See `Routers`; an async context manager. They may move."""
+    """See `Routers`: those of the keeper, which may move."""
 
-    def __init__(self, keeper: Keeper, cluster: RayCluster, folder: NodeFolder) -> None:
-        """Raises PdserveError for certificates that can't be used, OSError."""
-        files = {name: str(folder.write(name, content)) for name, content in cluster.files.items()}
-        config = load(folder.write("config.toml", cluster.toml().encode()), flags=files)
-        self._tls = worker_tls(config.tls)
-        self._secret = cluster.files[SECRET].strip()
+    def __init__(self, keeper: Keeper, routers: OperatorRouters) -> None:
         self._keeper = keeper
-        self._clients: dict[str, OperatorClient] = {}
-
-    async def __aenter__(self) -> _KeptRouters:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for client in self._clients.values():
-            await client.close()
+        self._routers = routers
 
     async def ask(self) -> Sequence[ClusterStatus | None]:
-        targets = self._keeper.operators()
-        for target in set(self._clients) - set(targets):
-            await self._clients.pop(target).close()
-        for target in targets:
-            if target not in self._clients:
-                self._clients[target] = OperatorClient(target, secret=self._secret, tls=self._tls)
-        return await asyncio.gather(*(_status(self._clients[target]) for target in targets))
-
-
-async def _status(client: OperatorClient) -> ClusterStatus | None:
-    try:
-        async with asyncio.timeout(_ANSWER_S):
-            return await client.status()
-    except (PdserveError, TimeoutError):
-        return None
+        await self._routers.follow(self._keeper.operators())
+        return await self._routers.ask()

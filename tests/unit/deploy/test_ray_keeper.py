@@ -276,6 +276,7 @@ def test_a_keeper_that_comes_back_finds_its_hosts_and_drains_those_that_are_too_
         it.start()
         first = await it.keeper.state()
         assert first is not None and first.counts["decode"] == 2
+        assert first.targets == ("10.0.0.1:2",)
         state = await it.passes()
         assert sorted(states(state)) == ["decode-0", "decode-1", "prefill-0", "router-0"]
         assert leaves.was_drained and it.hosts.ended == ["decode-2"]
