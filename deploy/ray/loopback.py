@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 from pdserve.errors import InvalidRequest
@@ -14,7 +15,9 @@ _ANY_ROUTE = ("192.0.2.1", 9)  # nothing is sent there
 _CONNECT_S = 2.0
 
 
-def is_on_loopback(address: str) -> bool:
+def is_on_loopback(
+    address: str, environ: Mapping[str, str] = os.environ, processes: Path = Path("/proc")
+) -> bool:
     """Whether the Ray at `address`, as the command line has it, is one that no other machine reaches.
 
     Ray takes 127.0.0.1 for the machine's own address elsewhere, unless RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 is set
@@ -23,7 +26,7 @@ def is_on_loopback(address: str) -> bool:
     if address == "local":
         return True
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or _current()
+        address = environ.get("RAY_ADDRESS") or _current(processes)
     try:
         _, port = split_address(address)
         if not is_loopback(address):
@@ -34,9 +37,9 @@ def is_on_loopback(address: str) -> bool:
     return own is None or not _listens(own, port)
 
 
-def _current() -> str:
+def _current(processes: Path) -> str:
     """Of the Ray that runs on this machine, "" if there is none or nobody can say."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+    for file in processes.glob("[0-9]*/cmdline"):
         try:
             arguments = file.read_bytes().split(b"\0")
         except OSError:  # it has just ended

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,12 +29,14 @@ def test_what_listens_everywhere_is_not() -> None:
         assert not is_on_loopback(f"127.0.0.1:{everywhere.getsockname()[1]}")
 
 
-def test_auto_is_that_of_a_node_of_this_machine() -> None:
-    """Here: what looks like one and waits for its standard input."""
+def test_auto_is_that_of_a_node_of_this_machine(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as here:
-        flag = f"--gcs-address=127.0.0.1:{here.getsockname()[1]}"
-        node = subprocess.Popen([sys.executable, "-c", "input()", flag], stdin=subprocess.PIPE)
-        try:
-            assert is_on_loopback("auto")
-        finally:
-            node.communicate(b"\n")
+        for pid, command in (
+            (1, "init"),
+            (7, f"raylet\0--gcs-address=127.0.0.1:{here.getsockname()[1]}\0--x"),
+        ):
+            (tmp_path / f"{pid}").mkdir()
+            (tmp_path / f"{pid}/cmdline").write_text(command)
+        assert is_on_loopback("auto", {}, tmp_path)
+    assert not is_on_loopback("auto", {"RAY_ADDRESS": "10.255.0.1:6379"}, tmp_path)
+    assert not is_on_loopback("auto", {}, tmp_path / "7")
