@@ -1,7 +1,8 @@
 """The frames of a link, each a msgpack map; what a field may hold is said in its type and checked as it is read.
 
-Handshake: HELLO, PROOF (each side sends both), MEMORY (P), MAPPED (D). End: BYE. Life: PING, PONG. P to D: READY, DATA,
-COMMIT, CONFIRM, WITHDRAW. D to P: PULL, ACK, RELEASED, FAIL. Both: STALE. How they lie on the wire is in framing.py.
+Handshake: HELLO, PROOF (each side sends both), MEMORY (P), MAPPED (D), JOIN (D), JOINED (each). End: BYE.
+Life: PING, PONG. P to D: READY, DATA, COMMIT, CONFIRM, WITHDRAW. D to P: PULL, ACK, RELEASED, FAIL. Both: STALE.
+How they lie on the wire is in framing.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pdserve.wire_version import WireVersion
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
+UNIQUE_ID_BYTES = 128
 MAX_PIECE_BYTES = 4 << 20
 MAX_PULLED_PIECES = 256
 """Pieces of one PULL."""
@@ -63,6 +65,8 @@ class Kind(IntEnum):
     STALE = 15
     MEMORY = 16
     MAPPED = 17
+    JOIN = 18
+    JOINED = 19
 
 
 _WIRE_NAMES = {
@@ -147,6 +151,20 @@ class Mapped(_Frame, frozen=True):
     """Answer to MEMORY. reason: why D can't read it; "" = it does. Minor 1."""
 
     kind: ClassVar[Kind] = Kind.MAPPED
+    reason: Text = ""
+
+
+class Join(_Frame, frozen=True):
+    """D's communicator, for P to be the other rank of it; only to a P that is proven. "nccl" in both transports."""
+
+    kind: ClassVar[Kind] = Kind.JOIN
+    unique_id: Annotated[bytes, Meta(min_length=UNIQUE_ID_BYTES, max_length=UNIQUE_ID_BYTES)]
+
+
+class Joined(_Frame, frozen=True):
+    """What became of it: first P's word, then D's, which counts. reason: why pieces don't go over it; "" = they do."""
+
+    kind: ClassVar[Kind] = Kind.JOINED
     reason: Text = ""
 
 
@@ -333,7 +351,10 @@ Frame = (
     | StaleLease
     | Memory
     | Mapped
+    | Join
+    | Joined
 )
+HandshakeFrame = LinkHello | Proof | Memory | Mapped | Join | Joined
 FRAME_CLASSES: dict[int, type[Frame]] = {int(cls.kind): cls for cls in get_args(Frame)}
 """By the kind in a header."""
 

@@ -1,6 +1,6 @@
 """One link: the connection of one pair, from its handshake to its end, seen from one of its two ends.
 
-    HELLO ------> PROOF ---(SHARING)---> UP ------> DOWN
+    HELLO ------> PROOF ---(SETTLING)--> UP ------> DOWN
       +-------------+----------+-----------------------^   refused, malformed, silent, closed, replaced, unwanted
 
 While UP, frames go to the side's own logic: Sender at P, Receiver at D. The link adds what both need: generation,
@@ -14,20 +14,20 @@ from typing import Protocol
 
 import structlog
 
-from kv_transfer.frames import Bye, Data, Frame, LinkHello, Mapped, Memory, Ping, Pong, Proof, StaleLease
+from kv_transfer.frames import Bye, Data, Frame, HandshakeFrame, LinkHello, Ping, Pong, Proof, StaleLease
 from kv_transfer.framing import encode
 from kv_transfer.handshake import Handshake, Side
 from kv_transfer.link_facts import STREAM, breaks_determinism
 from kv_transfer.metrics import TransferMetrics, count
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
+from kv_transfer.settling import Settling, settling_for
 from kv_transfer.transports.port import Channel, RemoteRead
 from pdserve import errors, wire_version
 from pdserve.clock import Clock
 from pdserve.errors import Incompatible, InvalidRequest, LinkLost, Overloaded, PdserveError, WorkerLost
 from pdserve.ids import Epoch, WorkerRef
 from pdserve.kv_memory import ByteSpan
-from pdserve.memfd import MEMFD
 from pdserve.service.config import TimeoutsConfig
 
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ class LinkPhase(Enum):
 
     HELLO = "hello"
     PROOF = "proof"
-    SHARING = "sharing"
+    SETTLING = "settling"
     UP = "up"
     DOWN = "down"
 
@@ -90,6 +90,7 @@ class Link:
         self._metrics = metrics
         self._block_bytes = block_bytes
         self._strict = strict
+        self._settling: Settling | None = None
         self.began_s = now_s = clock.now_s()
         self._heard_s = now_s  # before the link is up: when the handshake began
         self._heard_bytes = 0
@@ -234,7 +235,7 @@ class Link:
                     self.side.patience.hear(frame.moves, self._clock.now_s())
             case Pong():
                 pass
-            case LinkHello() | Proof() | Memory() | Mapped():
+            case _ if isinstance(frame, HandshakeFrame):
                 self._on_handshake(frame)
             case _ if self.side is None:
                 raise InvalidRequest("a frame before the handshake's end", field="kind", got=frame.kind.name)
@@ -245,19 +246,20 @@ class Link:
             case _:
                 self.side.on_frame(frame)
 
-    def _on_handshake(self, frame: LinkHello | Proof | Memory | Mapped) -> None:
-        match frame, self.phase, self.my_side:
-            case LinkHello(), LinkPhase.HELLO, _:
+    def _on_handshake(self, frame: HandshakeFrame) -> None:
+        match frame, self.phase:
+            case LinkHello(), LinkPhase.HELLO:
                 self._on_hello(frame)
-            case Proof(), LinkPhase.PROOF, _:
+            case Proof(), LinkPhase.PROOF:
                 self._on_proof(frame)
-            case Memory(), LinkPhase.SHARING, Side.DECODE:
-                self._on_memory()
-            case Mapped(), LinkPhase.SHARING, Side.PREFILL:
-                self._settle(frame.reason)
-            case (Proof(), LinkPhase.SHARING | LinkPhase.UP, _) | (Memory() | Mapped(), LinkPhase.UP, _):
+            case LinkHello(), _ if frame == self._handshake.theirs:
                 pass  # once more
-            case _ if frame != self._handshake.theirs:
+            case (Proof(), LinkPhase.SETTLING) | (_, LinkPhase.UP) if not isinstance(frame, LinkHello):
+                pass
+            case _ if self._settling is not None and not isinstance(frame, LinkHello):
+                self._settling.on_frame(frame)
+                self._settle()
+            case _:
                 raise InvalidRequest("out of the handshake's order", field="kind", got=frame.kind.name)
 
     def _on_hello(self, hello: LinkHello) -> None:
@@ -280,13 +282,16 @@ class Link:
             self._compare_and_admit()
         else:
             self._handshake.compare_facts()
-        transports, sharing = self._handshake.transports, self._channel.sharing
-        if transports[:1] == (MEMFD,) and sharing is not None:
-            self.phase = LinkPhase.SHARING
-            if self.my_side is Side.DECODE:
-                sharing.expect_memory()
-            else:
-                sharing.pass_memory(encode(Memory(), self.generation))
+        transports, num_bytes = self._handshake.transports, self.peer_num_blocks * self._block_bytes
+        self._settling = settling_for(
+            transports, self._channel, self.my_side, self.generation, num_bytes, self._send
+        )
+        if self._settling is not None:
+            self.phase = LinkPhase.SETTLING
+            if self._settling.has_own_time:
+                self._heard_s = self._clock.now_s() + self._timeouts.link_s
+            self._settling.begin()
+            self._settle()
         elif STREAM in transports:
             self._go_up()
         else:
@@ -311,29 +316,19 @@ class Link:
         hint = "its log says why; is its cluster.secret_file another?"
         return WorkerLost(f"the other worker ended the handshake: {hint}", said=str(error))
 
-    def _on_memory(self) -> None:
-        """D: P's memory has come beside this frame, or should have."""
-        assert self._channel.sharing is not None and self._handshake.theirs is not None
-        reason = ""
-        try:
-            self._channel.sharing.take_memory(self._handshake.theirs.num_blocks * self._block_bytes)
-        except InvalidRequest as error:
-            reason = str(error)
-        self._settle(reason)
-
-    def _settle(self, reason: str) -> None:
-        """D reads P's memory itself from here on; or, for this reason, it can't."""
-        sharing = self._channel.sharing
-        assert sharing is not None
+    def _settle(self) -> None:
+        """If it is known by now: pieces move in the preferred way from here on; or, for some reason, they can't."""
+        settling = self._settling
+        if settling is None or (reason := settling.outcome()) is None:
+            return
         if reason and (self._strict or STREAM not in self._handshake.transports):
-            raise WorkerLost("the preferred transport failed", transport=MEMFD, reason=reason)
+            raise WorkerLost("the preferred transport failed", transport=settling.kind, reason=reason)
         if reason:
             count(self._metrics.fell_back, self.peer.id)
             log.warning("link.fell_back", peer=self.peer.id, transport=self.transport, because=reason)
-        if self.my_side is Side.DECODE:
-            self._send(Mapped(reason))
-        elif not reason:
-            sharing.begin()
+        settling.settle(reason)
+        self._settling = None
+        self._heard_s = self._clock.now_s()
         self._go_up()
 
     def _go_up(self) -> None:
@@ -365,6 +360,8 @@ class Link:
         """Take in and send, at most one piece each way. True if there is more to do at once."""
         try:
             more = self._channel.receive(self)
+            if self.phase is LinkPhase.SETTLING:
+                self._settle()
             if self.side is not None:
                 self.side.turn()
         except PdserveError as error:

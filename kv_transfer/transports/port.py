@@ -68,6 +68,30 @@ class Sharing(Protocol):
         ...
 
 
+class Joining(Protocol):
+    """The way in which both ends of a connection become ranks of a communicator that moves the pieces (NCCL)."""
+
+    def make_id(self) -> bytes:
+        """D: names the communicator to be made. Who knows it can join. Raises WorkerLost: why there can be none."""
+        ...
+
+    def join(self, unique_id: bytes, rank: int) -> None:
+        """Begin to be a rank. Raises Overloaded if there are too many communicators."""
+        ...
+
+    def outcome(self) -> str | None:
+        """ "": it is made; else why it never will be; None: not known yet, within link_s it is."""
+        ...
+
+    def use(self) -> None:
+        """The pieces go over it from here on: the connection is posted."""
+        ...
+
+    def leave(self) -> None:
+        """It isn't wanted, and is ended. Idempotent."""
+        ...
+
+
 class Channel(Protocol):
     """One connection, ordered both ways. May still be connecting: what is sent meanwhile waits."""
 
@@ -93,6 +117,11 @@ class Channel(Protocol):
     @property
     def sharing(self) -> Sharing | None:
         """None: P's memory can't be passed over this connection."""
+        ...
+
+    @property
+    def joining(self) -> Joining | None:
+        """None: there is nothing to join."""
         ...
 
     @property

@@ -72,6 +72,8 @@ class StreamChannel:
     def __init__(self, watch: Watch, memory: KvMemory) -> None:
         self.peer = ""
         self.sharing: MemfdSharing | None = None
+        self.joining = None
+        self.payloads_apart = False
         self.closed_reason: str | None = None
         self.received_bytes = 0
         self.is_readable = False
@@ -243,6 +245,10 @@ class StreamChannel:
         if frame is None:
             return True
         if not isinstance(frame, Data):
+            sink.on_frame(frame, header.generation)
+            return True
+        if self.payloads_apart:
+            sink.place(frame, header.generation, header.payload_bytes)
             sink.on_frame(frame, header.generation)
             return True
         self._data, self._data_generation = frame, header.generation

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from kv_transfer.frames import Kind
 from kv_transfer.framing import HEADER_BYTES, kind_of
-from kv_transfer.transports.port import Channel, Network, RemoteRead, Sharing, Sink
+from kv_transfer.transports.port import Channel, Joining, Network, RemoteRead, Sharing, Sink
 from pdserve.clock import Clock
 from pdserve.ids import Random
 from pdserve.kv_memory import ByteSpan
@@ -131,6 +131,10 @@ class FaultyChannel:
     @property
     def sharing(self) -> Sharing | None:
         return self._inner.sharing
+
+    @property
+    def joining(self) -> Joining | None:
+        return self._inner.joining
 
     @property
     def closed_reason(self) -> str | None:

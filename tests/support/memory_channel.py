@@ -82,6 +82,8 @@ class MemoryChannel:
         self.closed_reason: str | None = None
         self.received_bytes = 0
         self.sharing = None
+        self.joining = None
+        self.payloads_apart = False
         self._wires = wires
         self._name = name
         self._memory = memory
@@ -207,8 +209,10 @@ class MemoryChannel:
         if frame is None:
             return
         if isinstance(frame, Data):
-            assert packet.payload is not None
-            self._put(sink.place(frame, header.generation, len(packet.payload)), packet.payload)
+            into = sink.place(frame, header.generation, header.payload_bytes)
+            if not self.payloads_apart:
+                assert packet.payload is not None
+                self._put(into, packet.payload)
         sink.on_frame(frame, header.generation)
 
     def _put(self, into: ByteSpan | None, payload: bytes) -> None:

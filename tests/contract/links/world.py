@@ -14,6 +14,8 @@ from kv_transfer import messages
 from kv_transfer.link_facts import LinkFacts
 from kv_transfer.owner import TransferOwner
 from kv_transfer.receiver import Receiver
+from kv_transfer.transports.nccl import NcclNetwork
+from kv_transfer.transports.nccl_device import NcclDevice
 from kv_transfer.transports.port import Network
 from kv_transfer.transports.stream import StreamNetwork
 from kv_transfer.transports.stream_tls import LinkTls
@@ -25,12 +27,22 @@ from pdserve.service.config import TimeoutsConfig, TransportConfig
 from pdserve.service.tls_config import TlsConfig
 from tests.support.certificates import link_certificates
 from tests.support.faulty_link import Fault, FaultyNetwork
+from tests.support.loop_nccl import LoopNccl, NcclFabric
 from tests.support.memories import DeviceMemory, StagedMemory
 from tests.support.memory_channel import WireKind
 from tests.support.memory_network import MemoryNetwork
 from tests.support.virtual_clock import VirtualClock
 
-TRANSPORTS = ("stream-unix", "stream-tcp", "stream-tls", "memfd", "memory", "memory-one-sided", "posted")
+TRANSPORTS = (
+    "stream-unix",
+    "stream-tcp",
+    "stream-tls",
+    "memfd",
+    "memory",
+    "memory-one-sided",
+    "posted",
+    "nccl",
+)
 DIVERTING = ("stream-unix", "stream-tcp", "stream-tls", "memory")
 """Those on which a piece may be lost, repeated or late without anybody being confused."""
 LAYOUT = KvLayout(
@@ -124,6 +136,9 @@ class World:
             delay=lambda: self.random.random() * 1e-4,
             kind=WireKind(transport) if self._is_in_memory else WireKind.TWO_SIDED,
         )
+        self.fabric = NcclFabric(
+            schedule=self._schedule, delay=lambda: self.random.random() * 1e-4, random=self.random
+        )
 
     @property
     def reads_itself(self) -> bool:
@@ -159,7 +174,8 @@ class World:
         """
         ref = WorkerRef(name, epoch or Epoch(start_ns, self.random.getrandbits(64)))
         if link_facts is None:
-            link_facts = facts(transports=("memfd", "stream") if self.transport == "memfd" else None)
+            preferred = (self.transport, "stream") if self.transport in ("memfd", "nccl") else None
+            link_facts = facts(transports=preferred)
         make: type[HostMemory] = MemfdMemory if self.transport == "memfd" else HostMemory
         if self.transport == "posted":
             device = DeviceMemory(layout.pool_bytes, link_facts.checksums or (link_facts.checksum,))
@@ -167,7 +183,7 @@ class World:
         else:
             staged = StagedMemory(memory or make(layout.pool_bytes))
         staged.at(ByteSpan(0, layout.pool_bytes))[:] = self.random.randbytes(layout.pool_bytes)
-        network = self._network(name, staged, prefer_unix, tls)
+        network = self._network(name, staged, prefer_unix, tls, timeouts or TimeoutsConfig(), max_links)
         to_engine: list[object] = []
         to_loop: list[object] = []
         owner = TransferOwner(
@@ -176,7 +192,7 @@ class World:
             pool=staged,
             layout=layout,
             network=network,
-            timeouts=TimeoutsConfig() if timeouts is None else timeouts,
+            timeouts=timeouts or TimeoutsConfig(),
             config=TransportConfig(
                 piece_bytes=piece_bytes, pull_window_bytes=pull_window_bytes, strict=strict
             ),
@@ -192,7 +208,13 @@ class World:
         return node
 
     def _network(
-        self, name: str, memory: StagedMemory, prefer_unix: bool | None, tls: TlsConfig | None
+        self,
+        name: str,
+        memory: StagedMemory,
+        prefer_unix: bool | None,
+        tls: TlsConfig | None,
+        timeouts: TimeoutsConfig,
+        max_links: int,
     ) -> Network:
         network: Network
         if tls is None and self.transport == "stream-tls":
@@ -204,7 +226,7 @@ class World:
                 memory=memory,
                 kv_listen="127.0.0.1:0",
                 unix_dir=self._unix_dir.name,
-                prefer_unix=self.transport in ("stream-unix", "memfd")
+                prefer_unix=self.transport in ("stream-unix", "memfd", "nccl")
                 if prefer_unix is None
                 else prefer_unix,
                 strict=False,
@@ -212,6 +234,10 @@ class World:
                 random=self.random,
                 tls=None if tls is None else LinkTls(tls),
             )
+            if self.transport == "nccl":
+                nccl = LoopNccl(self.fabric, name, memory, wake=lambda: None, max_comms=max_links)
+                device = NcclDevice(nccl, clock=self.clock, timeouts=timeouts, max_comms=max_links)
+                network = NcclNetwork(network, device)
         if self._faults is None:
             return network
         make_fault = self._faults
@@ -289,7 +315,8 @@ class World:
             network.waiter()._selector
             for node in self.nodes
             if not node.is_stopped and not node.is_gone
-            for network in [getattr(node.network, "_inner", node.network)]
+            for outer in [getattr(node.network, "_inner", node.network)]
+            for network in [getattr(outer, "control", outer)]
             if isinstance(network, StreamNetwork)
         ]
         if not selectors:
@@ -345,6 +372,9 @@ class World:
     def kill(self, node: Node) -> None:
         """As kill -9: its connections end, nothing of it runs any more."""
         node.is_gone = True
+        for device in self.fabric.devices:
+            if device.name == node.ref.id:
+                device.die()
         node.owner._network.close()
         for link in node.owner._links:
             channel = getattr(link._channel, "_inner", link._channel)
