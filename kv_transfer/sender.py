@@ -265,7 +265,6 @@ class Sender:
             self._give_up(lease, InvariantViolated("an ACK before COMMIT", lease_id=ack.lease_id))
         else:
             self._port.send(Confirm(lease.lease_id))
-            self._metrics.confirmed_leases += 1
             self.patience.pass_piece(self._clock.now_s())
             self._end(lease, None)
 
@@ -408,7 +407,9 @@ class Sender:
                 return
             self._port.detach_piece()
         self.leases.end(lease.lease_id)
-        if error is not None:
+        if error is None:
+            self._metrics.confirmed_leases += 1
+        else:
             failed = self._metrics.lease_ended(error)
             (log.info if failed else log.debug)(
                 "lease.failed" if failed else "lease.aborted",

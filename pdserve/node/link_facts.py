@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from kv_transfer.link_facts import STREAM, LinkFacts
+from kv_transfer.transports.nccl_port import NCCL
 from pdserve.node.ports import WorkerSetup
 from pdserve.wire_version import announced
 
 
 def link_facts(setup: WorkerSetup, role_generation: int) -> LinkFacts:
-    """Of a worker in this role generation. Transports: those of the configuration that its pool can go over."""
+    """Of a worker in this role generation. Transports: those of the configuration that its pool can go over; a process
+    whose device can't be used by NCCL doesn't start with it."""
     runner = setup.model.runner
     card, pool = runner.card, runner.pool
     wire = announced(setup.config.cluster.wire_minor)
     kinds = setup.config.transport.kinds
-    transports = tuple(kind for kind in kinds if kind == STREAM or pool.export(kind) is not None)
+    transports = tuple(kind for kind in kinds if kind in (STREAM, NCCL) or pool.export(kind) is not None)
     return LinkFacts(
         layout_json=runner.layout.wire_json(),
         weights_fingerprint=card.weights_fingerprint,

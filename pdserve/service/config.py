@@ -24,7 +24,7 @@ from pdserve.service.tls_config import TlsConfig
 from pdserve.wire_version import WIRE_VERSION
 
 # Variables with our prefix that name no key: the model store reads them before there is a configuration, or clients do.
-_OTHER_VARIABLES = ("PDSERVE_CACHE_DIR", "PDSERVE_API_KEY")
+_OTHER_VARIABLES = ("PDSERVE_CACHE_DIR", "PDSERVE_API_KEY", "PDSERVE_NCCL")
 
 
 def _address(text: str) -> str:
@@ -244,7 +244,7 @@ class TransportConfig:
     """How KV blocks travel between workers."""
 
     kinds: tuple[str, ...] = setting(
-        ("memfd", "stream"), "transports offered, the preferred first", choices=("memfd", "stream")
+        ("memfd", "stream"), "transports offered, the preferred first", choices=("memfd", "nccl", "stream")
     )
     strict: bool = setting(False, "a pair whose first choice fails is down instead of using the next one")
     link_tls: bool = setting(

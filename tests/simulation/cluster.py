@@ -25,6 +25,7 @@ from tests.simulation.sim_worker import SimWorker, worker_of
 from tests.simulation.step_time import StepTime
 from tests.simulation.tape import Tape
 from tests.simulation.wires import RouterPlace, SessionFabric
+from tests.support.loop_nccl import NcclFabric
 from tests.support.memory_channel import WireKind
 from tests.support.memory_network import MemoryNetwork
 from tests.support.virtual_clock import VirtualClock
@@ -119,6 +120,13 @@ class SimCluster:
             copy_delay=None if copy_s is None else self.drawn("copies", copy_s),
             host_of=worker_of,
         )
+        self.nccl = NcclFabric(
+            schedule=asyncio.get_running_loop().call_later,
+            delay=self.drawn("nccl", self.delays.link_s),
+            random=self.random_for("nccl"),
+            holds=self.network.is_cut,
+        )
+        self.network.on_heal = self.nccl.heal
 
     async def __aenter__(self) -> Self:
         await self.tasks.__aenter__()

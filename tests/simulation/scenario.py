@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.kv_memory import XXH3_64
 from pdserve.messages import Role
@@ -79,10 +79,13 @@ def draw_scenario(seed: int) -> Scenario:
         or (moment in (Moment.STREAMING, Moment.DRAINING) and source.random() < 0.7),
         slow_client_s=1.5 * config.timeouts.client_stall_s,
     )
+    delays = _draw_delays(source, slow)
+    if delays.kind is WireKind.NCCL:
+        config = replace(config, transport=replace(config.transport, kinds=("nccl", "stream")))
     return Scenario(
         seed=seed,
         config=config,
-        delays=_draw_delays(source, slow),
+        delays=delays,
         router_ids=router_ids,
         workers=_draw_workers(source, longest, tight=moment is Moment.QUEUED or kind is Kind.DRAIN_DECODE),
         plans=draw_plans(source, traffic),
@@ -147,7 +150,13 @@ def _draw_config(source: random.Random, slow: float, *, short_patience: bool, sm
 
 def _draw_delays(source: random.Random, slow: float) -> Delays:
     draw = source.random()
-    kind = WireKind.ONE_SIDED if draw < 0.3 else WireKind.POSTED if draw < 0.5 else WireKind.TWO_SIDED
+    bounds = (
+        (0.3, WireKind.ONE_SIDED),
+        (0.4, WireKind.POSTED),
+        (0.5, WireKind.NCCL),
+        (1.0, WireKind.TWO_SIDED),
+    )
+    kind = next(kind for bound, kind in bounds if draw < bound)
     return Delays(
         session_s=0.002 * slow,
         link_s=0.002 * slow,

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kv_transfer.transports.nccl import NcclNetwork
+from kv_transfer.transports.nccl_device import NcclDevice
+from kv_transfer.transports.port import Network
 from pdserve.block_messages import BlockCounts
 from pdserve.cli.roles import ROLES
 from pdserve.engine.block_pool import BlockPool
@@ -27,6 +30,7 @@ from tests.simulation.loop_driver import DelayedInbox, LoopDriver, at_once
 from tests.simulation.step_time import StepClock, TimedRunner
 from tests.simulation.tape import Tape
 from tests.simulation.wires import FabricDialer, NamesAreAddresses, address_of
+from tests.support.loop_nccl import LoopNccl
 from tests.support.memories import DeviceMemory, StagedMemory
 from tests.support.memory_channel import WireKind
 
@@ -78,6 +82,7 @@ class SimWorker:
         self._drivers: dict[str, LoopDriver] = {}
         self._inboxes: list[DelayedInbox] = []
         self._network: SimNetwork | None = None
+        self._nccl: LoopNccl | None = None
         self._running = asyncio.Event()
         self._running.set()
         self._ended = asyncio.Event()
@@ -151,7 +156,7 @@ class SimWorker:
 
     def _make_memory(self, num_bytes: int) -> FakeDevice:
         """Posted links are those between devices."""
-        if self._cluster.delays.kind is WireKind.POSTED:
+        if self._cluster.delays.kind in (WireKind.POSTED, WireKind.NCCL):
             return DeviceMemory(num_bytes, self._cluster.device_checksums)
         return HostMemory(num_bytes)
 
@@ -159,6 +164,8 @@ class SimWorker:
         self._lives = False
         self.exit_codes.append(code)
         self._stop_drivers()
+        if self._nccl is not None:
+            self._nccl.die()
         self._cluster.observer.on_exit(self, code)
         self._ended.set()
         if self._wanted and self.is_restarted and code != EXIT_SUPERSEDED:
@@ -183,6 +190,8 @@ class SimWorker:
         self._stop_drivers()
         if self._network is not None:
             self._network.close()
+        if self._nccl is not None:
+            self._nccl.die()
         if self._task is not None:
             self._task.cancel()
         self.worker = None
@@ -273,8 +282,24 @@ class SimWorker:
             node = cluster.network.join(
                 f"{self.id}#{cluster.next_serial()}", memory=staged, wake=wake, watch=watch
             )
-            self._network = SimNetwork(node, self.clock, self.trouble, staged, watch, cluster.tape, self.id)
+            inner: Network = node
+            if cluster.delays.kind is WireKind.NCCL:
+                inner = NcclNetwork(node, device_of(staged, wake, watch))
+            self._network = SimNetwork(inner, self.clock, self.trouble, staged, watch, cluster.tape, self.id)
             return NetworkEnd(self._network)
+
+        devices: list[NcclDevice] = []
+
+        def device_of(memory: StagedMemory, wake: Callable[[], None], watch: PoolWatch) -> NcclDevice:
+            """One for a process, whatever roles it takes."""
+            if not devices:
+                self._nccl = LoopNccl(cluster.nccl, self.id, memory, wake=wake, watch=watch)
+                devices.append(
+                    NcclDevice(self._nccl, clock=self.clock, timeouts=cluster.config.timeouts, max_comms=16)
+                )
+            assert self._nccl is not None
+            self._nccl.memory, self._nccl.wake = memory, wake
+            return devices[0]
 
         def engine_delay() -> float:
             return self.engine_slowness * delay()

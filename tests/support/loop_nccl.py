@@ -45,6 +45,7 @@ class Way(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Op:
+    memory: StagedMemory
     span: ByteSpan | None
     num_bytes: int
 
@@ -180,7 +181,8 @@ class NcclFabric:
             self.schedule(self.delay() / 4, lambda: self._move(send, receive, index + 1))
             return
         for kernel in (send, receive):
-            self.schedule(self.delay(), lambda kernel=kernel: self.end(kernel))  # type: ignore[misc]
+            wait_s = self.random.choice((1, 1, 1, 20)) * self.delay() + kernel.comm.device.end_takes_s
+            self.schedule(wait_s, lambda kernel=kernel: self.end(kernel))  # type: ignore[misc]
 
     def end(self, kernel: _Kernel) -> None:
         """It leaves its device, and the next one's turn has come."""
@@ -217,7 +219,7 @@ class NcclFabric:
 class LoopNccl:
     """One device: Nccl (kv_transfer/transports/nccl_port.py).
 
-    wake      of the transfer owner, so that a simulation needn't ask all the time
+    memory, wake  of the present transfer owner: the next one, in another role, brings its own
     max_comms  live ones that the device has memory for
     """
 
@@ -232,13 +234,14 @@ class LoopNccl:
         max_comms: int = 16,
     ) -> None:
         self.name = name
+        self.memory = memory
         self.wake = wake
         self.comms: dict[int, _Comm] = {}
         self.lanes: dict[Way, list[_Kernel]] = {way: [] for way in Way}
         self.fails: dict[str, str] = {}  # the next call of this name fails with these words
         self.abort_takes_s: float | None = None  # in place of a drawn time
+        self.end_takes_s = 0.0  # of a kernel that has moved everything, besides
         self._fabric = fabric
-        self._memory = memory
         self._watch = watch
         self._max_comms = max_comms
         self._events: dict[int, list[_Kernel]] = {}
@@ -276,13 +279,13 @@ class LoopNccl:
         self._ops = []
 
     def send(self, comm: int, span: ByteSpan) -> None:
-        self._add(comm, Way.SEND, _Op(span, span.num_bytes))
+        self._add(comm, Way.SEND, _Op(self.memory, span, span.num_bytes))
 
     def send_blank(self, comm: int, num_bytes: int) -> None:
-        self._add(comm, Way.SEND, _Op(None, num_bytes))
+        self._add(comm, Way.SEND, _Op(self.memory, None, num_bytes))
 
     def receive(self, comm: int, into: ByteSpan) -> None:
-        self._add(comm, Way.RECEIVE, _Op(into, into.num_bytes))
+        self._add(comm, Way.RECEIVE, _Op(self.memory, into, into.num_bytes))
 
     def _add(self, comm: int, way: Way, op: _Op) -> None:
         self._enter(way.value)
@@ -397,16 +400,16 @@ class LoopNccl:
         """For a send, now."""
         if op.span is None:
             return bytes(op.num_bytes)
-        if self._watch is not None and not self._memory.is_staged(op.span):
+        if self._watch is not None and not op.memory.is_staged(op.span):
             self._watch.device_reads(op.span)
-        return bytes(self._memory.at(op.span))
+        return bytes(op.memory.at(op.span))
 
     def write(self, op: _Op, payload: bytes) -> None:
         """A receive, now."""
         assert op.span is not None
         if self._watch is not None:
             self._watch.device_writes(op.span)
-        self._memory.at(op.span)[:] = payload
+        op.memory.at(op.span)[:] = payload
 
     def die(self) -> None:
         """The process is gone, as by kill -9, and its kernels with it."""

@@ -26,11 +26,15 @@ _MAX_FRAMES_PER_TURN = 64
 
 
 class WireKind(Enum):
-    """How pieces move: copied with their frame; read by D itself (at once, or by a device copy); posted."""
+    """How pieces move: copied with their frame; read by D itself (at once, or by a device copy); posted; over NCCL.
+
+    The last is what workers put over a two-sided network.
+    """
 
     TWO_SIDED = "memory"
     ONE_SIDED = "memory-one-sided"
     POSTED = "posted"
+    NCCL = "nccl"
 
 
 @dataclass(slots=True, eq=False)

@@ -51,6 +51,7 @@ class MemoryNetwork:
         self.kind = kind
         self.copy_delay = copy_delay
         self.bytes_per_s: float | None = None  # of each connection, each way; None: as fast as they are sent
+        self.on_heal: Callable[[], None] = lambda: None
         self._host_of = host_of
         self._nodes: dict[str, MemoryNode] = {}
         self._cuts: dict[_Cut, list[MemoryChannel]] = {}
@@ -89,6 +90,11 @@ class MemoryNetwork:
         """What waited goes on."""
         for channel in self._cuts.pop(_Cut(source, target), []):
             channel.retry_delivery()
+        self.on_heal()
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Between the hosts of these nodes, this way."""
+        return _Cut(self._host_of(source), self._host_of(target)) in self._cuts
 
     def holds(self, channel: MemoryChannel, source: str, target: str) -> bool:
         """Whether a packet of this channel must wait; the channel is told when to try again."""

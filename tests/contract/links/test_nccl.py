@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_transfer import messages
+from pdserve.books import BooksWrong
 from pdserve.errors import InvariantViolated, RequestCancelled, WorkerLost
 from tests.contract.links.world import Node, World, assert_at_rest, assert_handed_off, link_states
 from tests.support.loop_nccl import LoopNccl
@@ -156,6 +157,20 @@ def test_a_failed_post_is_noticed(world: World, who: str, call: str) -> None:
               or who == "d")  # fmt: skip
     _up_again(world, prefill, decode, 2)
     _hand_off(world, prefill, decode, 2)
+
+
+def test_a_hand_off_may_be_confirmed_before_the_sender_sees_the_end_of_its_sends(world: World) -> None:
+    """The blocks stay until then, the books add up all the time."""
+    prefill, decode = world.node("p"), world.node("d")
+    world.pair(prefill, decode)
+    _device(world, prefill).end_takes_s = 0.3
+    sent = world.hand_off(prefill, decode, 1, num_blocks=2)
+    world.wait_ends(1, decode)
+    assert not prefill.ends(1), "its device may still read"
+    world.wait_ends(1, prefill)
+    assert_handed_off(prefill, decode, 1, sent)
+    assert prefill.owner.metrics.confirmed_leases == 1
+    assert not [told for told in prefill.to_loop if isinstance(told, BooksWrong)]
 
 
 # --- the end of the other side

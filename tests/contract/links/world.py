@@ -146,7 +146,7 @@ class World:
 
     @property
     def _is_in_memory(self) -> bool:
-        return self.transport in [kind.value for kind in WireKind]
+        return self.transport != "nccl" and self.transport in [kind.value for kind in WireKind]
 
     def node(
         self,
