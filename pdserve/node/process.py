@@ -11,6 +11,8 @@ from pathlib import Path
 
 import structlog
 
+from kv_transfer.transports.nccl import NcclNetwork
+from kv_transfer.transports.nccl_port import NCCL
 from kv_transfer.transports.stream import StreamNetwork
 from kv_transfer.transports.stream_tls import LinkTls
 from pdserve.children.children import Children
@@ -22,6 +24,7 @@ from pdserve.kv_memory import KvMemory
 from pdserve.messages import Role
 from pdserve.modelstore.progress import ByteProgress
 from pdserve.node.load import LoadProgress, LoadState, load_model
+from pdserve.node.nccl import open_device
 from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
 from pdserve.node.worker import Worker
 from pdserve.owner import Waiter
@@ -211,6 +214,8 @@ def _real_ports(
     link_tls: LinkTls | None,
 ) -> WorkerPorts:
     config, loop = setup.config, asyncio.get_running_loop()
+    pool = setup.model.runner.pool
+    device = open_device(config, pool, clock) if NCCL in config.transport.kinds else None
 
     def network(memory: KvMemory, wake: Callable[[], None]) -> NetworkEnd:
         stream = StreamNetwork(
@@ -223,7 +228,8 @@ def _real_ports(
             random=random,
             tls=link_tls,
         )
-        return NetworkEnd(stream, stream.waiter())
+        links = stream if device is None else NcclNetwork(stream, device)
+        return NetworkEnd(links, stream.waiter())
 
     def drive(name: str, waiter: Waiter | None, on_death: OnDeath) -> ThreadDriver:
         return ThreadDriver(waiter or EventWaiter(), name, on_death)

@@ -1,4 +1,7 @@
-"""Transfer owners in processes of their own, over memfd: what is needed to kill and stop either end of a link."""
+"""Transfer owners in processes of their own, over memfd: what is needed to kill and stop either end of a link.
+
+nccl_process.py has those over NCCL's double.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from typing import TypeVar
 from kv_transfer import messages
 from kv_transfer.link_facts import LinkFacts
 from kv_transfer.owner import TransferOwner
+from kv_transfer.transports.port import Network
 from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import SystemClock
 from pdserve.engine.layout import KvLayout
@@ -36,10 +40,16 @@ E = TypeVar("E")
 class LinkEnd:
     """One worker's transfer owner, driven by whoever calls `until`. seen: all that engine and loop were told."""
 
-    def __init__(self, me: WorkerRef, folder: Path, timeouts: TimeoutsConfig | None = None) -> None:
+    def __init__(
+        self,
+        me: WorkerRef,
+        folder: Path,
+        timeouts: TimeoutsConfig | None = None,
+        kinds: tuple[str, ...] = KINDS,
+    ) -> None:
         self.me = me
         self.memory = MemfdMemory(LAYOUT.pool_bytes)
-        self.network = StreamNetwork(
+        self.stream = StreamNetwork(
             memory=self.memory,
             kv_listen="127.0.0.1:0",
             unix_dir=str(folder),
@@ -56,19 +66,22 @@ class LinkEnd:
                 weights_fingerprint="w",
                 tokenizer_fingerprint="t",
                 numerics="n",
-                transports=KINDS,
+                transports=kinds,
             ),
             pool=self.memory,
             layout=LAYOUT,
-            network=self.network,
+            network=self._network(self.stream, timeouts or TimeoutsConfig()),
             timeouts=timeouts or TimeoutsConfig(),
-            config=TransportConfig(kinds=KINDS, strict=True, piece_bytes=LAYOUT.block_bytes),
+            config=TransportConfig(kinds=kinds, strict=True, piece_bytes=LAYOUT.block_bytes),
             clock=_CLOCK,
             random=random.Random(str(me)),
             to_engine=self.seen.append,
             to_loop=self.seen.append,
             secret=None,
         )
+
+    def _network(self, stream: StreamNetwork, timeouts: TimeoutsConfig) -> Network:
+        return stream
 
     def block(self, block_id: int) -> memoryview:
         return self.memory.view(ByteSpan(block_id * LAYOUT.block_bytes, LAYOUT.block_bytes))
@@ -81,7 +94,7 @@ class LinkEnd:
     def turn(self) -> None:
         """One step, and a wait for what may come, at most a moment."""
         wait_s = self.owner.step()
-        self.network.waiter().wait(0.02 if wait_s is None else min(wait_s, 0.02))
+        self.stream.waiter().wait(0.02 if wait_s is None else min(wait_s, 0.02))
 
     def until(self, is_so: Callable[[], bool]) -> None:
         limit_s = _CLOCK.now_s() + LIMIT_S
