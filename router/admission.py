@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pdserve.clock import Clock
 from pdserve.errors import Draining, NoWorker, Overloaded, PdserveError, UnknownModel
-from pdserve.service.config import RouterConfig
+from pdserve.service.router_config import RouterConfig
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
 from router.no_worker_timeout import NoWorkerTimeout

@@ -32,7 +32,8 @@ from pdserve.messages import (
     Up,
 )
 from pdserve.request import Limits
-from pdserve.service.config import RouterConfig, TimeoutsConfig
+from pdserve.service.config import TimeoutsConfig
+from pdserve.service.router_config import RouterConfig
 from pdserve.session import Session
 from pdserve.wire_version import FIRST, text
 from router.identity import ModelIdentity, check_hello

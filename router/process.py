@@ -112,6 +112,7 @@ class _Process:
         self._stop_grace_s = stop_grace_s
         self._tasks = tasks
         self._listening = False
+        self._asked_to_stop = False
         self._registry = CollectorRegistry()
         self._health_changed = asyncio.Event()
         self._watch = LoopWatch(self._registry, clock, clock.cpu_s, LoopStack(clock))
@@ -230,7 +231,11 @@ class _Process:
             await self._health_changed.wait()
 
     async def _drain(self) -> None:
+        self._asked_to_stop = True
         await self._health.drain()
+        if delay_s := self._config.router.drain_delay_s:
+            log.info("router.still_serving", drain_delay_s=delay_s)
+            await asyncio.sleep(delay_s)
         await self._app.drain()
         self._app.close_sessions()
         await asyncio.gather(
@@ -246,6 +251,6 @@ class _Process:
             reasons.append(
                 f"no tokenizer yet: {'it is being read' if is_loading else 'no worker has sent it'}"
             )
-        if self._app.admission.draining:
-            reasons.append("draining")
+        if self._asked_to_stop:
+            reasons.append("draining" if self._app.admission.draining else "asked to stop")
         return reasons

@@ -43,3 +43,17 @@ def file_of(text: str) -> Path | None:
     if not text.startswith("file://") or url.netloc or url.query or url.fragment or not path.name:
         raise InvalidRequest("a file must be file:///PATH", url=text)
     return path
+
+
+def verify_address(text: str) -> str:
+    """For settings: what it should be, or "" if it is a HOST:PORT."""
+    try:
+        split_address(text)
+    except InvalidRequest:
+        return "HOST:PORT"
+    return ""
+
+
+def verify_address_or_none(text: str) -> str:
+    """The same for one that may be left out."""
+    return verify_address(text) if text else ""

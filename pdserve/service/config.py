@@ -17,7 +17,8 @@ from typing import Any
 
 from pdserve.errors import InvalidRequest
 from pdserve.fields import plain_id, setting
-from pdserve.service.address import file_of, split_address
+from pdserve.service.address import file_of, verify_address
+from pdserve.service.router_config import RouterConfig
 from pdserve.service.scaling_config import ScalingConfig
 from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of, shown
 from pdserve.service.tls_config import TlsConfig
@@ -27,21 +28,9 @@ from pdserve.wire_version import WIRE_VERSION
 _OTHER_VARIABLES = ("PDSERVE_CACHE_DIR", "PDSERVE_API_KEY", "PDSERVE_NCCL")
 
 
-def _address(text: str) -> str:
-    try:
-        split_address(text)
-    except InvalidRequest:
-        return "HOST:PORT"
-    return ""
-
-
-def _address_or_none(text: str) -> str:
-    return _address(text) if text else ""
-
-
 def _routers(texts: tuple[str, ...]) -> str:
     try:
-        is_well_formed = all(file_of(text) is not None or not _address(text) for text in texts)
+        is_well_formed = all(file_of(text) is not None or not verify_address(text) for text in texts)
     except InvalidRequest:
         is_well_formed = False
     return "" if is_well_formed else "HOST:PORT or file:///PATH each"
@@ -111,63 +100,6 @@ class TimeoutsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
-    """The door, the queue and the attempts."""
-
-    id: str = setting("", "name of this router in logs and sessions; empty = drawn at start", verify=plain_id)
-    listen: str = setting(
-        "127.0.0.1:50051", "address where clients reach it; port 0 = a free one", verify=_address
-    )
-    workers_listen: str = setting(
-        "",
-        "address where workers and operators reach it; empty = 127.0.0.1, at the port after the clients'",
-        verify=_address_or_none,
-    )
-    keys_file: str = setting(
-        "",
-        "API keys (`pdserve keys`), one of which clients must have; empty = clients aren't asked who they are",
-    )
-    tenants_share_cache: bool = setting(
-        False,
-        "let tenants of the keys file hit each other's prefix cache entries, which tells what others have asked",
-    )
-    model: str = setting(
-        "", "tokenizer of this alias, folder or .gguf file; empty = the first worker sends its own"
-    )
-    max_queued_requests: int = setting(1024, "requests that may wait; any more are refused at once", least=1)
-    max_attempts: int = setting(3, "attempts of a request that may end because of a fault", least=1, most=100)
-    replays_per_prefill: int = setting(2, "replays at once per prefill worker", least=1)
-    pairs_per_prefill: int = setting(8, "decode workers that each prefill worker is paired with", least=1)
-    allow_local_prefill: bool = setting(
-        False, "let decode workers prefill for themselves when that is faster, or when nobody else can"
-    )
-    remote_prefill_tokens: int = setting(
-        2048,
-        "prompts of this many uncached tokens always go to a prefill worker if there is one; 0 = the estimate decides",
-        unit="tokens",
-        least=0,
-    )
-    max_request_bytes: int = setting(
-        4 << 20, "largest message of a client", unit="bytes", least=1 << 16, most=1 << 30
-    )
-    max_reading_bytes: int = setting(
-        64 << 20,
-        "bytes of requests parsed, rendered, tokenized, or waiting for it; above that a user has an even share",
-        unit="bytes",
-        least=1 << 20,
-    )
-    max_receiving_bytes: int = setting(
-        256 << 20, "messages coming in at once; beyond, slow ones are refused", unit="bytes", least=1 << 20
-    )
-    max_message_bytes: int = setting(
-        64 << 20, "largest message between routers and workers", unit="bytes", least=1 << 16
-    )
-
-    def __post_init__(self) -> None:
-        check_fields("router", self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """A worker: who it is and whom it serves."""
 
@@ -180,7 +112,9 @@ class WorkerConfig:
         verify=_routers,
     )
     model: str = setting("", "fetched alias, Hugging Face folder, or .gguf file")
-    kv_listen: str = setting("127.0.0.1:0", "TCP address where prefill workers reach it", verify=_address)
+    kv_listen: str = setting(
+        "127.0.0.1:0", "TCP address where prefill workers reach it", verify=verify_address
+    )
     unix_dir: str = setting("", "folder for the Unix sockets of links on one host; empty = a private one")
     max_links: int = setting(16, "most links at once", least=1)
     queue_tokens: int = setting(
@@ -323,13 +257,15 @@ class LogConfig:
 class MetricsConfig:
     """The HTTP server for /metrics, /healthz and /readyz."""
 
-    listen: str = setting("127.0.0.1:0", "address of its HTTP server; port 0 = a free one", verify=_address)
+    listen: str = setting(
+        "127.0.0.1:0", "address of its HTTP server; port 0 = a free one", verify=verify_address
+    )
 
     def __post_init__(self) -> None:
         check_fields("metrics", self)
 
 
-_NO_TLS, _SCALING = TlsConfig(), ScalingConfig()
+_ROUTER, _NO_TLS, _SCALING = RouterConfig(), TlsConfig(), ScalingConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +273,7 @@ class Config:
     """Everything; the same file fits every process of a cluster."""
 
     timeouts: TimeoutsConfig = TimeoutsConfig()
-    router: RouterConfig = RouterConfig()
+    router: RouterConfig = _ROUTER
     worker: WorkerConfig = WorkerConfig()
     engine: EngineConfig = EngineConfig()
     transport: TransportConfig = TransportConfig()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdserve.service.address import is_loopback, join_address, split_address
-from pdserve.service.config import Config, RouterConfig
+from pdserve.service.config import Config
+from pdserve.service.router_config import RouterConfig
 from pdserve.service.settings import ConfigError
 
 _LOOPBACK = "127.0.0.1"

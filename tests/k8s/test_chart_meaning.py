@@ -98,10 +98,10 @@ def test_the_grace_follows_the_drain() -> None:
         manifests = render({**VALUE_SETS["simplest"], **values})
         return {pod_of(manifests, each)["spec"]["terminationGracePeriodSeconds"] for each in COMPONENTS}
 
-    assert graces({}) == {75}
+    assert graces({}) == {75, 80}  # a router serves for 5 s more
     longer = {"engine": {"kind": "fake"}, "timeouts": {"drain_s": 300.2, "lease_s": 5.5}}
-    assert graces({"config": longer}) == {316}
-    assert graces({"decode": {"terminationGracePeriodSeconds": 600}}) == {75, 600}
+    assert graces({"config": longer}) == {316, 321}
+    assert graces({"decode": {"terminationGracePeriodSeconds": 600}}) == {75, 80, 600}
 
 
 def test_workers_find_routers_that_are_not_ready(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"router": {"terminationGracePeriodSeconds": 75}, "config": {"timeouts": {"drain_s": 60.5}}},
-        "router.terminationGracePeriodSeconds is 75: a drain may take 76",
+        "router.terminationGracePeriodSeconds is 75: a drain may take 81",
     ),
     (
         {"prefill": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 0}}},

@@ -10,11 +10,11 @@ from pdserve.messages import Role
 from pdserve.service.config import (
     Config,
     EngineConfig,
-    RouterConfig,
     TimeoutsConfig,
     TransportConfig,
     WorkerConfig,
 )
+from pdserve.service.router_config import RouterConfig
 from tests.simulation.cluster import Delays
 from tests.simulation.coverage import AIMS
 from tests.simulation.kinds import Fault, Kind, Moment

@@ -12,7 +12,8 @@ from pdserve.engine import fake_rule
 from pdserve.messages import Role
 from pdserve.request import GenerateRequest
 from pdserve.sampling import SamplingParams
-from pdserve.service.config import Config, EngineConfig, RouterConfig
+from pdserve.service.config import Config, EngineConfig
+from pdserve.service.router_config import RouterConfig
 from pdserve.structure import Structure
 from tests.simulation.asking_for import ask, expected, served
 from tests.simulation.cluster import SimCluster

@@ -16,7 +16,8 @@ from pdserve.errors import InvalidRequest
 from pdserve.messages import Role
 from pdserve.request import Event, Finished, GenerateRequest, Prompt, Started, Tokens
 from pdserve.sampling import FinishReason, SamplingParams
-from pdserve.service.config import Config, EngineConfig, RouterConfig
+from pdserve.service.config import Config, EngineConfig
+from pdserve.service.router_config import RouterConfig
 from pdserve.structure import Structure
 from tests.simulation.asking_for import (
     AGGREGATED,

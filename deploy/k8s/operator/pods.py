@@ -16,8 +16,6 @@ CONFIG_FILE = "/etc/pdserve/config/pdserve.toml"
 _ANY = {"IPv4": "0.0.0.0", "IPv6": "[::]"}
 _POD_IP = {"IPv4": "$(POD_IP)", "IPv6": "[$(POD_IP)]"}
 _USER = 65532
-# Clients are led to a router for a moment after it was asked to end, until every node has heard of it.
-FAREWELL_S = 5
 
 
 def pod_spec(role: str, spec: ServiceSpec, *, config_map: str, secret: str, routers: str) -> dict[str, Any]:
@@ -53,13 +51,10 @@ def pod_spec(role: str, spec: ServiceSpec, *, config_map: str, secret: str, rout
         },
         "volumeMounts": mounts,
     }
-    if is_router:
-        command = ["python3", "-c", f"import time; time.sleep({FAREWELL_S})"]  # there is no shell
-        container["lifecycle"] = {"preStop": {"exec": {"command": command}}}
     made: dict[str, Any] = {
         "containers": [container],
         "volumes": volumes,
-        "terminationGracePeriodSeconds": spec.grace_s + (FAREWELL_S if is_router else 0),
+        "terminationGracePeriodSeconds": spec.grace_s(role),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {

@@ -46,6 +46,8 @@ _OWN_SETTINGS = (
     "tls.key_file",
     "tls.ca_file",
 )
+# Clients are led to a router for a moment after it was asked to end, until every node has heard of it.
+_DRAIN_DELAY_S = 5.0
 # What the KV of two workers must have in common (and the routers' tokenizer): workers that differ in any of these can't
 # serve in one cluster, so a change is not rolled out pod by pod.
 _KV_SETTINGS = ("engine.kind", "engine.dtype", "engine.block_size")
@@ -118,10 +120,10 @@ class ServiceSpec:
             same += [self.router_image, self.worker_image]
         return short_hash(same)
 
-    @property
-    def grace_s(self) -> int:
+    def grace_s(self, role: str) -> int:
         """What a pod may take to end: its drain, and 9 for its last words and the start of the signal."""
-        return math.ceil(longest_drain_s(self.config.timeouts)) + 9
+        delay_s = self.config.router.drain_delay_s if role == "router" else 0.0
+        return math.ceil(longest_drain_s(self.config.timeouts) + delay_s) + 9
 
 
 def read_spec(spec: Mapping[str, Any]) -> ServiceSpec:
@@ -199,6 +201,7 @@ def _settings(spec: Mapping[str, Any], pools: Mapping[str, PoolSpec]) -> tuple[d
             if name in _OWN_SETTINGS:
                 raise InvalidSpec(f"spec.config.{name}: the operator sets this itself")
             given[name] = tuple(value) if isinstance(value, list) else value
+    given.setdefault("router.drain_delay_s", _DRAIN_DELAY_S)
     given |= {
         "worker.model": spec["model"],
         "cluster.secret_file": SECRET_FILE,

@@ -41,7 +41,8 @@ from pdserve.messages import (
 )
 from pdserve.request import Event, Finished, GenerateRequest, Started, Tokens
 from pdserve.sampling import FinishReason, SamplingParams
-from pdserve.service.config import Config, RouterConfig, TimeoutsConfig
+from pdserve.service.config import Config, TimeoutsConfig
+from pdserve.service.router_config import RouterConfig
 from pdserve.tokenizer import Tokenizer
 from router.admission import Place
 from router.app import RouterApp

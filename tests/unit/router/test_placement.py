@@ -24,7 +24,8 @@ from pdserve.messages import (
     Unpair,
 )
 from pdserve.sampling import FinishReason
-from pdserve.service.config import Config, LogConfig, RouterConfig
+from pdserve.service.config import Config, LogConfig
+from pdserve.service.router_config import RouterConfig
 from pdserve.status import CLUSTER_STATUS
 from router.explain import NUM_KEPT
 from router.pairs import rank_decodes

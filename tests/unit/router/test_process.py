@@ -26,6 +26,7 @@ from pdserve.operator_client import OperatorClient
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
 from pdserve.service.grpc_session import GrpcDialer
+from pdserve.service.lifecycle import EXIT_INTERRUPTED, EXIT_OK
 from pdserve.tokenizer import Tokenizer
 
 PATIENCE_S = 30.0
@@ -36,15 +37,18 @@ from router.process import serve
 assert "torch" not in sys.modules, "torch in the router"
 raise SystemExit(serve(load(flags={
     "router.listen": "127.0.0.1:0", "metrics.listen": "127.0.0.1:0", "log.format": "json", "router.id": "r0",
-    "timeouts.worker_wait_s": 0.2, "router.model": sys.argv[1],
+    "timeouts.worker_wait_s": 0.2, "router.model": sys.argv[1], "router.drain_delay_s": float(sys.argv[2]),
 })))
 """
 
 
 @contextlib.contextmanager
-def router(model: str = "") -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+def router(
+    model: str = "", drain_delay_s: float = 0.0
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """A router process and what it said when it began to listen."""
-    process = subprocess.Popen([sys.executable, "-c", _CODE, model], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", _CODE, model, f"{drain_delay_s}"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         for line in process.stderr:
@@ -112,9 +116,33 @@ def test_a_router_with_a_tokenizer_of_its_own_is_ready_without_a_worker(tmp_path
 
 def test_a_model_that_is_not_there_ends_the_start_in_words() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", _CODE, "no-such-model"], capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-c", _CODE, "no-such-model", "0"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert ended.returncode != 0 and "no model 'no-such-model'" in ended.stderr
+
+
+def test_a_router_that_was_asked_to_stop_serves_on_for_a_while(tmp_path: Path) -> None:
+    """What leads clients to it must see first that it isn't ready."""
+    for name, content in Tokenizer.fake().files.items():
+        (tmp_path / name).write_bytes(content)
+    with router(str(tmp_path), drain_delay_s=600.0) as (process, said):
+        assert process.stderr is not None
+        process.send_signal(signal.SIGTERM)
+        assert any('"router.still_serving"' in line for line in process.stderr)
+        with pytest.raises(urllib.error.HTTPError) as not_ready:
+            urllib.request.urlopen(f"http://{said['metrics']}/readyz", timeout=PATIENCE_S)
+        assert not_ready.value.code == 503 and b"asked to stop" in not_ready.value.read()
+        with grpc.insecure_channel(said["address"]) as channel:  # a new connection
+            answer = InferenceStub(channel).Tokenize(pb.TokenizeRequest(text="hi"), timeout=PATIENCE_S)
+            assert tuple(answer.token_ids) == tuple(b"hi")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == EXIT_INTERRUPTED
+    with router(drain_delay_s=0.1) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == EXIT_OK
 
 
 async def test_clients_and_workers_have_an_address_each_and_are_told_so_at_the_other() -> None:
@@ -152,6 +180,6 @@ async def test_clients_and_workers_have_an_address_each_and_are_told_so_at_the_o
 def test_an_address_that_strangers_reach_is_refused_at_the_start() -> None:
     code = _CODE.replace('"router.listen": "127.0.0.1:0"', '"router.listen": "0.0.0.0:0"')
     ended = subprocess.run(
-        [sys.executable, "-c", code, ""], capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-c", code, "", "0"], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert ended.returncode != 0 and "router.listen 0.0.0.0:0: strangers could reach it" in ended.stderr

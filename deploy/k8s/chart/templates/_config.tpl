@@ -41,7 +41,7 @@ All take (dict "root" $ "component" "router" | "prefill" | "decode").
 {{- $_ := set $router "model" $values.model.name }}
 {{- end }}
 {{- $_ := set $decided "router" $router }}
-{{- $_ := set $derived "router" (dict "pairs_per_prefill" (max 8 $decode)) }}
+{{- $_ := set $derived "router" (dict "pairs_per_prefill" (max 8 $decode) "drain_delay_s" 5.0) }}
 {{- if $values.tls.routers }}
 {{- $_ := set $tls "cert_file" "/etc/pdserve/tls/tls.crt" }}
 {{- $_ := set $tls "key_file" "/etc/pdserve/tls/tls.key" }}
@@ -106,10 +106,12 @@ the leases of what it ended), and 10 for its last words and the start of the sig
 {{- $config := include "pdserve.config" . | fromJson }}
 {{- $drain := dig "timeouts" "drain_s" 60.0 $config }}
 {{- $lease := dig "timeouts" "lease_s" 5.0 $config }}
-{{- $least := add (ceil (addf $drain $lease)) 10 | int }}
+{{- /* Nodes learn late that a pod ends, and lead clients to its router until then. */}}
+{{- $delay := eq .component "router" | ternary (dig "router" "drain_delay_s" 0.0 $config) 0.0 }}
+{{- $least := add (ceil (addf $drain $lease $delay)) 10 | int }}
 {{- $given := (index .root.Values .component).terminationGracePeriodSeconds }}
 {{- if and (not (kindIs "invalid" $given)) (lt (int $given) $least) }}
-{{- fail (printf "%s.terminationGracePeriodSeconds is %d: a drain may take %d (timeouts.drain_s + timeouts.lease_s + 10); leave it out, or lower timeouts.drain_s" .component (int $given) $least) }}
+{{- fail (printf "%s.terminationGracePeriodSeconds is %d: a drain may take %d (timeouts.drain_s + timeouts.lease_s%s + 10); leave it out, or lower timeouts.drain_s" .component (int $given) $least (eq .component "router" | ternary " + router.drain_delay_s" "")) }}
 {{- end }}
 {{- kindIs "invalid" $given | ternary $least $given | int }}
 {{- end }}

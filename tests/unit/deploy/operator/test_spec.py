@@ -73,7 +73,8 @@ def test_a_pod_has_as_long_as_its_drain_may_take() -> None:
     for seconds in (1, 20.5, 600):
         made = spec(drain={"seconds": seconds})
         assert made.config.timeouts.drain_s == seconds
-        assert made.grace_s >= longest_drain_s(made.config.timeouts) + 5
+        assert made.grace_s("decode") >= longest_drain_s(made.config.timeouts) + 5
+        assert made.grace_s("router") == made.grace_s("decode") + 5  # nodes learn late that a pod ends
 
 
 def test_links_and_pairs_suffice_for_the_largest_pools() -> None:
