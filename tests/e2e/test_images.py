@@ -81,12 +81,12 @@ def clusters() -> Iterator[list[Cluster]]:
 
 def test_every_target_is_there_and_begins_without_a_shell() -> None:
     arguments, stages = read_stages(DOCKERFILE.read_text(encoding="utf-8"))
-    assert {"router", "worker-cpu", "worker-cuda", "ray-node"} <= set(stages)
-    assert arguments["RUNTIME"].endswith(":nonroot")
+    assert {"router", "worker-cpu", "worker-cuda", "operator", "ray-node"} <= set(stages)
+    assert arguments["RUNTIME"].partition(":")[2] == arguments["BUILDER"].partition(":")[2]  # one Python
     steps = dict(stages["runtime"].steps)
-    assert json.loads(steps["ENTRYPOINT"]) == ["/usr/bin/python3", "-P", "-m", "pdserve.cli"]
+    assert json.loads(steps["ENTRYPOINT"]) == ["python3", "-P", "-m", "pdserve.cli"]
     assert steps["USER"] == "65532:65532"
-    finals = {"router", "worker-cpu", "worker-cuda", "worker", "runtime"}
+    finals = {"router", "worker-cpu", "worker-cuda", "operator", "worker", "runtime"}
     assert not [word for name in finals for word, _ in stages[name].steps if word == "RUN"]
     # The same environment as `pdserve up` gives a worker, whose weights are to lie on huge pages.
     given = environ_of("decode", EngineConfig(), {})
@@ -162,3 +162,13 @@ def test_nothing_can_be_written_and_a_mistake_is_one_line(
     )
     assert code != 0, said
     assert "Read-only file system" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_operators_image_has_what_it_needs(builder: Builder, tmp_path: Path, settings: Path) -> None:
+    image = builder.image("operator")
+    packages = {path.name for path in (image.root / "opt" / "pdserve").iterdir()}
+    assert {"kopf", "pdserve"} <= packages and "torch" not in packages
+    code, said = run(image, tmp_path / "outside", settings, "operator")
+    assert (code, said.count("\n")) == (2, 1), said  # no cluster around it

@@ -8,10 +8,9 @@
 # dpkg (any Debian or Ubuntu), 4.5 GB of disk for a while and 270 MB afterwards; about 9 CPU minutes and 125 MB of
 # downloads. No root. Prints the folder that holds the four programs; a second call finds it made.
 #
-# MIRROR=… takes another Debian mirror.
+# MIRROR=… takes another Debian mirror than the one this machine uses.
 set -euo pipefail
 
-mirror=${MIRROR:-http://deb.debian.org/debian}
 suite=bookworm
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 version=1.20.2
@@ -44,6 +43,8 @@ mkdir -p "$build"/{apt/lists/partial,apt/cache/archives/partial,packages,root,tm
 trap 'rm -rf "$build"' EXIT
 
 # --- fetch: an apt of its own (lists, caches, sources), with the machine's proxies and keys
+mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' "Codename: $suite" "Created-By: Packages" | head -1)}
+[ -n "$mirror" ] || fail "this machine has no source of Debian 12 packages: give MIRROR=…"
 signed=
 if [ -e $keyring ]; then signed="[signed-by=$keyring] "; fi
 printf "deb %s$mirror $suite main\ndeb-src %s$mirror $suite main\n" "$signed" "$signed" >"$build/apt/sources.list"

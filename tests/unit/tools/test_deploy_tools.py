@@ -28,6 +28,9 @@ def test_a_routers_requirements_are_all_but_torch() -> None:
     assert [each.partition(">")[0] for each in left_out] == ["torch"]
     with pytest.raises(ValueError, match="not a dependency: numpi"):
         dependencies(text, ["numpi"])
+    assert [each.partition(">")[0] for each in dependencies(text, [], "k8s")] == ["kopf"]
+    with pytest.raises(ValueError, match="not an extra: k9s"):
+        dependencies(text, [], "k9s")
 
 
 @pytest.fixture
