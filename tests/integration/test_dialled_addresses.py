@@ -34,7 +34,7 @@ async def test_a_router_must_prove_itself_before_its_addresses_are_dialled(
     file.chmod(0o600)
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.setblocking(False)
-        order = m.Pair(WorkerRef("d9", Epoch(9, 9)), (f"tcp://127.0.0.1:{trap.getsockname()[1]}",))
+        order = m.Pair(WorkerRef("stranger-9", Epoch(9, 9)), (f"tcp://127.0.0.1:{trap.getsockname()[1]}",))
 
         async def stranger(session: Session[Down, Up]) -> None:
             """Waits for nothing: the order lies in the connection before the worker has said a word."""
@@ -64,7 +64,7 @@ async def test_a_router_must_prove_itself_before_its_addresses_are_dialled(
                     return
                 await until("the stranger was tried and refused", lambda: refused(prefill.log, address))
                 assert not await was_dialled(trap)
-                assert "d9" not in prefill.log.read_text()
+                assert "stranger-9" not in prefill.log.read_text()
 
 
 async def refused(log: Path, address: str) -> bool:
@@ -92,7 +92,7 @@ async def test_a_worker_must_prove_itself_before_its_addresses_are_told(tmp_path
         router = cluster.router("r0", "--timeouts.heartbeat-s", f"{HEARTBEAT_S}", *inside)
         prefill = cluster.worker("prefill", "p0", *FAKE, *inside)
         cluster.worker("decode", "d0", *FAKE, *inside)
-        stranger = cluster.worker("decode", "d9", *FAKE)
+        stranger = cluster.worker("decode", "stranger-9", *FAKE)
         cluster.start()
         async with AsyncClient(router.address) as client:
             await at_rest(client, ["d0", "p0"], heartbeat_s=HEARTBEAT_S)
@@ -103,5 +103,5 @@ async def test_a_worker_must_prove_itself_before_its_addresses_are_told(tmp_path
         await until("the stranger is told", lambda: refused(stranger.log, router.operators))
         async with AsyncClient(router.address) as client:
             await at_rest(client, ["d0", "p0"], heartbeat_s=HEARTBEAT_S)
-        assert "d9" not in prefill.log.read_text()
+        assert "stranger-9" not in prefill.log.read_text()
         assert await stranger.metric("pdserve_links") == 0

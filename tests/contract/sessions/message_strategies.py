@@ -18,6 +18,7 @@ u64 = st.integers(0, 2**64 - 1)
 ids = st.integers(1, 2**64 - 1)
 token_ids = st.lists(u32, max_size=8).map(tuple)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+field_names = texts.filter(lambda name: name not in ("message", "self"))  # reserved
 f32 = st.floats(width=32, allow_nan=False)
 seconds = st.floats(0, 1e6)
 flags = st.booleans()
@@ -25,7 +26,9 @@ hashes = st.lists(st.binary(min_size=16, max_size=16), max_size=4).map(tuple)
 
 workers = st.builds(WorkerRef, st.text("abc-0", min_size=1, max_size=8), st.builds(Epoch, u64, u64))
 counts = st.builds(BlockCounts, u32, u32, u32, u32, u32)
-failures = st.builds(Failure, st.text("abcXYZ", min_size=1), texts, st.dictionaries(texts, texts, max_size=3))
+failures = st.builds(
+    Failure, st.text("abcXYZ", min_size=1), texts, st.dictionaries(field_names, texts, max_size=3)
+)
 logprobs = st.builds(TokenLogprobs, f32, st.lists(st.tuples(u32, f32), max_size=3).map(tuple))
 maybe_logprobs = st.none() | logprobs
 
