@@ -83,7 +83,6 @@ async def run_worker(
     http = HttpServer(metrics.registry, health.not_alive, health.not_ready)
     metrics_address = await http.start(config.metrics.listen)
     watch = LoopWatch(metrics.registry, clock, clock.cpu_s, LoopStack(clock))
-    watch.start()
     try:
         async with (
             StopSignals() as stop,
@@ -108,6 +107,7 @@ async def run_worker(
                 return EXIT_OK
             metrics.load_s.set(progress.elapsed_s)
             _log_loaded(model, progress)
+            watch.start()  # while it loads, nobody waits for its loop
             setup = WorkerSetup(
                 me=me,
                 config=config,
