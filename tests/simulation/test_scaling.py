@@ -38,7 +38,13 @@ LIMIT_S = 600.0
 TARGETS = ScalingTargets(
     prefill=Range(1, 3),
     decode=Range(1, 3),
-    how=ScalingConfig(ttft_target_s=0.4, itl_target_s=0.12, cool_down_up_s=2.0, cool_down_down_s=8.0),
+    how=ScalingConfig(
+        ttft_target_s=0.4,
+        itl_target_s=0.12,
+        cool_down_up_s=2.0,
+        cool_down_down_s=8.0,
+        guard_s=20.0,  # a worker that dies makes a number too small that isn't; within LATER_S that is over
+    ),
 )
 
 
