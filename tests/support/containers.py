@@ -16,6 +16,9 @@ import pytest
 from tests.support.dockerfile import MOUNT, Image, copy_tree
 
 DEBIAN_PYTHON = "/usr/bin/python3"
+_BASE_ENVIRON = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+}  # as every base image has it
 _LIMIT_S = 60.0
 # A shell, if anything asked for one, isn't there.
 _SHELLS = ("/bin/sh", "/bin/bash", "/bin/dash")
@@ -155,7 +158,7 @@ mount -t tmpfs -o mode=1777 tmpfs "$ROOT/tmp"
 {hidden}
 mount -o remount,ro "$ROOT"
 cd /
-exec env -i {" ".join(f'"{name}={value}"' for name, value in {**image.environ, **(environ or {})}.items())} \
+exec env -i {" ".join(f'"{name}={value}"' for name, value in {**_BASE_ENVIRON, **image.environ, **(environ or {})}.items())} \
     "$(command -v chroot)" --userspec={image.user} "$ROOT" "$@"
 """
     variables = {
