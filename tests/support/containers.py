@@ -151,6 +151,8 @@ def container(
     (folder / "upper/etc/pdserve").mkdir(parents=True)
     if network is not None:
         (folder / "upper/etc/hosts").write_text(network.hosts)
+    inside = {**_BASE_ENVIRON, **image.environ, **(environ or {})}
+    variables_inside = " ".join(f'"{name}={value}"' for name, value in inside.items())
     hidden = "\n".join(f'mount --bind /dev/null "$ROOT{shell}"' for shell in _SHELLS)
     script = f"""{MOUNT}
 mount --bind "$SETTINGS" "$ROOT/etc/pdserve"
@@ -158,7 +160,7 @@ mount -t tmpfs -o mode=1777 tmpfs "$ROOT/tmp"
 {hidden}
 mount -o remount,ro "$ROOT"
 cd /
-exec env -i {" ".join(f'"{name}={value}"' for name, value in {**_BASE_ENVIRON, **image.environ, **(environ or {})}.items())} \
+exec env -i {variables_inside} \
     "$(command -v chroot)" --userspec={image.user} "$ROOT" "$@"
 """
     variables = {
