@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import structlog
 
 from pdserve.clock import Clock, spend_s
 from pdserve.engine.kernel_caches import bound_kernel_caches
-from pdserve.engine.port import Runner
+from pdserve.engine.port import Row, Runner
 from pdserve.kv_memory import HostMemory
 from pdserve.memfd import MEMFD, shareable_memory
 from pdserve.modelstore.progress import ByteProgress
@@ -145,7 +145,11 @@ def _load_fake(config: Config, clock: Clock) -> LoadedModel:
         num_blocks=num_blocks, block_size=engine.block_size, make_memory=_make_memory(config)
     )
     if engine.fake_step_s or engine.fake_token_s:
-        runner = PacedRunner(runner, step_s=engine.fake_step_s, token_s=engine.fake_token_s, spend=spend_s)
+
+        def step_s(rows: Sequence[Row]) -> float:
+            return engine.fake_step_s + engine.fake_token_s * sum(len(row.token_ids) for row in rows)
+
+        runner = PacedRunner(runner, step_s, spend_s)
     tokenizer = Tokenizer.fake(runner.card.vocab_size)
     return LoadedModel(
         name=runner.card.name,

@@ -1,4 +1,4 @@
-"""A runner whose steps take as long as they are told: the fake engine as slow as a model, without its work."""
+"""A runner whose steps take as long as a rule says: the fake engine as slow as a model, without its work."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pdserve.engine.layout import KvLayout
 from pdserve.engine.port import ModelCard, Row, RowOutput, Runner
 from pdserve.kv_memory import KvMemory
 
+StepTime = Callable[[Sequence[Row]], float]
+"""The seconds that a step with these rows takes."""
+
 
 class PacedRunner:
     """Implements `Runner`. Engine owner's thread only, which `spend` blocks.
 
-    step_s   of every step; token_s: more for each token in it
+    spend  lets so many seconds pass
     """
 
-    def __init__(
-        self, inner: Runner, *, step_s: float, token_s: float, spend: Callable[[float], None]
-    ) -> None:
+    def __init__(self, inner: Runner, step_s: StepTime, spend: Callable[[float], None]) -> None:
         self._inner = inner
         self._step_s = step_s
-        self._token_s = token_s
         self._spend = spend
 
     @property
@@ -37,5 +37,5 @@ class PacedRunner:
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
         outputs = self._inner.run(rows)
-        self._spend(self._step_s + self._token_s * sum(len(row.token_ids) for row in rows))
+        self._spend(self._step_s(rows))
         return outputs

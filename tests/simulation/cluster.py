@@ -18,11 +18,11 @@ from pdserve.kv_memory import XXH3_64
 from pdserve.messages import Role
 from pdserve.service.config import Config
 from pdserve.tokenizer import Tokenizer
+from pdserve.worker.paced_runner import StepTime
 from tests.simulation.clocks import drawn_clock
 from tests.simulation.observer import Observer, Unobserved
 from tests.simulation.sim_router import SimRouter
 from tests.simulation.sim_worker import SimWorker, worker_of
-from tests.simulation.step_time import StepTime
 from tests.simulation.tape import Tape
 from tests.simulation.wires import RouterPlace, SessionFabric
 from tests.support.loop_nccl import NcclFabric

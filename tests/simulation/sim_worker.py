@@ -24,10 +24,11 @@ from pdserve.owner import Owner, Post, Waiter
 from pdserve.service.lifecycle import EXIT_SUPERSEDED
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.worker.driver import OnDeath
+from pdserve.worker.paced_runner import PacedRunner
 from tests.simulation.broken import BreakableRunner, WatchedRunner
 from tests.simulation.links import LinkTrouble, PoolWatch, SimNetwork
 from tests.simulation.loop_driver import DelayedInbox, LoopDriver, at_once
-from tests.simulation.step_time import StepClock, TimedRunner
+from tests.simulation.step_time import StepClock
 from tests.simulation.tape import Tape
 from tests.simulation.wires import FabricDialer, NamesAreAddresses, address_of
 from tests.support.loop_nccl import LoopNccl
@@ -152,7 +153,7 @@ class SimWorker:
             faults=self._faults,
             make_memory=self._make_memory,
         )
-        return runner if cluster.step_s is None else TimedRunner(runner, cluster.step_s, self.clock)
+        return runner if cluster.step_s is None else PacedRunner(runner, cluster.step_s, self.clock.spend)
 
     def _make_memory(self, num_bytes: int) -> FakeDevice:
         """Posted links are those between devices."""

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from pdserve.clock import Clock
-from pdserve.engine.layout import KvLayout
-from pdserve.engine.port import ModelCard, Row, RowOutput, Runner
-from pdserve.kv_memory import KvMemory
-
-StepTime = Callable[[Sequence[Row]], float]
-"""The seconds that a step with these rows takes."""
 
 
 class StepClock:
@@ -31,28 +23,6 @@ class StepClock:
         took_s, self.ahead_s = self.ahead_s, 0.0
         return took_s
 
-
-class TimedRunner:
-    """A Runner whose steps take the time that a rule says."""
-
-    def __init__(self, inner: Runner, step_s: StepTime, clock: StepClock) -> None:
-        self._inner = inner
-        self._step_s = step_s
-        self._clock = clock
-
-    @property
-    def card(self) -> ModelCard:
-        return self._inner.card
-
-    @property
-    def layout(self) -> KvLayout:
-        return self._inner.layout
-
-    @property
-    def pool(self) -> KvMemory:
-        return self._inner.pool
-
-    def run(self, rows: Sequence[Row]) -> list[RowOutput]:
-        outputs = self._inner.run(rows)
-        self._clock.ahead_s += self._step_s(rows)
-        return outputs
+    def spend(self, seconds: float) -> None:
+        """A step takes so long."""
+        self.ahead_s += seconds
