@@ -9,6 +9,8 @@ from typing import Self
 from pdserve.service.address import join_address
 from pdserve.service.settings import ConfigError
 
+_LAST_PORT = 65535
+
 
 class PortReservations:
     """Holds ports by sockets that are bound but don't listen; the children listen on the same addresses.
@@ -31,6 +33,8 @@ class PortReservations:
     def reserve(self, host: str, port: int) -> int:
         """Hold host:port, or a free port of host for 0; the port. Raises ConfigError when it can't be had."""
         address = join_address(host, port)
+        if port > _LAST_PORT:  # the resolver would take the rest of a division
+            raise ConfigError(f"can't listen on {address}: {_LAST_PORT} is the last port")
         try:
             family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             held = socket.socket(family, kind, protocol)

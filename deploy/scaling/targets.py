@@ -10,7 +10,9 @@ from pdserve.messages import Role
 from pdserve.service.scaling_config import ScalingConfig
 from pdserve.service.settings import ConfigError
 
-_RANGE = re.compile(r"(\d{1,6})(?:\.\.(\d{1,6}))?")
+_RANGE = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
+# Of one role: beyond that it is a slip of the finger.
+MOST_WORKERS = 1024
 SCALED = (Role.PREFILL, Role.DECODE)
 
 
@@ -24,6 +26,8 @@ class Range:
     def __post_init__(self) -> None:
         if self.least > self.most:
             raise ConfigError(f"the range {self} ends below its start: {self.least} is more than {self.most}")
+        if self.most > MOST_WORKERS:
+            raise ConfigError(f"the range {self} is beyond {MOST_WORKERS}, the most workers of a role")
         if self.least < (1 if self.most else 0):
             raise ConfigError(
                 f"the range {self} begins below 1: scaling never takes the last worker of a role"
@@ -38,7 +42,7 @@ class Range:
         return cls(int(match[1]), int(match[2] or match[1]))
 
     def __str__(self) -> str:
-        return f"{self.least}..{self.most}"
+        return f"{self.least}" if self.is_fixed else f"{self.least}..{self.most}"
 
     @property
     def is_fixed(self) -> bool:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="X[..Y]",
             help=f"{role} workers (without any number: 1); X..Y: as many of these as the load asks for",
         )
-    parser.add_argument("--both", type=int, metavar="Z", help="workers that do both")
+    parser.add_argument("--both", metavar="Z", help="workers that do both")
     parser.add_argument(
         "--ready-file", type=Path, metavar="F", help="JSON with addresses and pids, once ready"
     )
@@ -90,8 +90,13 @@ def ranges_of(arguments: argparse.Namespace) -> tuple[Range, Range, int]:
     """
     if arguments.prefill is arguments.decode is arguments.both is None:
         return _range("--prefill", "1"), _range("--decode", "1"), 0
-    prefill, decode = (_range(f"--{role}", getattr(arguments, role) or "0") for role in ("prefill", "decode"))
-    return prefill, decode, arguments.both or 0
+    prefill, decode, both = (
+        _range(f"--{role}", "0" if (text := getattr(arguments, role)) is None else text)
+        for role in ("prefill", "decode", "both")
+    )
+    if not both.is_fixed:
+        raise ConfigError(f"--both: want a number, got {both}: workers that do both aren't scaled")
+    return prefill, decode, both.least
 
 
 def scaled(prefill: Range, decode: Range, both: int, how: ScalingConfig) -> ScalingTargets | None:
