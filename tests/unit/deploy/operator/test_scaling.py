@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from deploy.k8s.operator.api import ApiError
-from deploy.k8s.operator.manifests import ROLES, ServiceOwner
+from deploy.k8s.operator.manifests import ServiceOwner
 from deploy.k8s.operator.scaling import PoolScaler
 from deploy.k8s.operator.spec import ServiceSpec
 from deploy.k8s.operator.victims import costs
-from deploy.scaling.upgrade import KvKind, Release, plan_upgrade
 from pdserve.block_messages import BlockCounts
 from pdserve.status import ClusterStatus, QueueStatus, WorkerStatus
 from tests.support.virtual_clock import VirtualClock
@@ -148,13 +147,3 @@ def test_pods_with_the_least_to_do_go_first() -> None:
         queue=QueueStatus(num_waiting=0, num_waiting_tokens=0, num_running=0, limit=10),
     )
     assert costs(pods, [None, status]) == {"busy": "3", "idle": "0"}
-
-
-def test_the_order_of_an_upgrade_is_that_of_the_plan() -> None:
-    kv = KvKind(model="m", dtype="float32", block_size=16)
-    counts = {"router": 1, "prefill": 1, "decode": 1}
-    old, new = (
-        Release(wire=(1, 2), kv=kv, processes=dict.fromkeys(counts, image), counts=counts) for image in "ab"
-    )
-    order = list(dict.fromkeys(step.role for step in plan_upgrade(old, new)))
-    assert tuple(order) == ROLES
