@@ -59,7 +59,7 @@ class KeptState:
 
     targets    where clients reach it; operators: where workers and operators do
     ranges     role → the fewest and the most of it; scaling: what was last decided between them, and why
-    is_served  a router has a pair that can take a request, or decode workers may prefill
+    is_served  a router has a pair that can take a request, or a worker alone can
     """
 
     name: str
@@ -170,7 +170,7 @@ class Keeper:
             scaling=self.scaling if cluster.is_scaled else "",
             targets=tuple(address.target for address in routers),
             operators=tuple(address.operators for address in routers),
-            is_served=pairs_up > 0 or bool(cluster.settings["router.allow_local_prefill"]),
+            is_served=pairs_up > 0 or cluster.serves_alone,
             is_ending=cluster.is_ending,
             processes=tuple(_shown(slot) for slot in self._slots.values()),
         )

@@ -17,7 +17,8 @@ from pdserve.service.settings import ConfigError, shown
 
 NAMESPACE = "pdserve"
 KEEPER = "keeper"
-ROLES = ("router", "prefill", "decode")
+FLAGS = {"router": "--routers", "prefill": "--prefill", "decode": "--decode", "both": "--both"}
+ROLES = tuple(FLAGS)
 # Settings that name a file of the driver's machine, whose content goes along.
 FILE_SETTINGS = (
     "cluster.secret_file",
@@ -64,7 +65,7 @@ class RayCluster:
     is_ending: bool = False
 
     def processes(self) -> list[str]:
-        """Ids of all, in the order in which they are started: "router-0", …, "prefill-0", …, "decode-0", …"""
+        """Ids of all, in the order in which they are started: "router-0", …, "prefill-0", …"""
         if self.is_ending:
             return []
         return [f"{role}-{number}" for role in ROLES for number in self.members.get(role, ())]
@@ -85,6 +86,11 @@ class RayCluster:
         named = {key: value for name, value in self.settings.items() for table, _, key in [name.partition(".")]
                  if table == "timeouts"}  # fmt: skip
         return longest_drain_s(TimeoutsConfig(**named)) + _CLOSING_S
+
+    @property
+    def serves_alone(self) -> bool:
+        """Whether a worker serves without a second one."""
+        return bool(self.members.get("both") or self.settings["router.allow_local_prefill"])
 
     @property
     def is_strict(self) -> bool:
@@ -208,19 +214,24 @@ def check_ranges(ranges: Mapping[str, tuple[int, int]], *, local_prefill: bool) 
     """Raises ConfigError naming what these numbers of processes can't do."""
     for role, (least, most) in ranges.items():
         if least < 0:
-            raise ConfigError(f"--{role} must not be negative, got {least}")
-        if least < most and role == "router":
-            raise ConfigError("--routers: want a number, since routers aren't scaled")
+            raise ConfigError(f"{FLAGS[role]} must not be negative, got {least}")
+        if least < most and role not in ("prefill", "decode"):
+            raise ConfigError(f"{FLAGS[role]}: want a number: only prefill and decode workers are scaled")
     least_of = {role: ranges.get(role, (0, 0))[0] for role in ROLES}
+    is_scaled = any(least < most for least, most in ranges.values())
     if not least_of["router"]:
         raise ConfigError("no router would take requests: give --routers at least 1")
+    if is_scaled and least_of["both"]:
+        raise ConfigError("--both can't stand beside a range: workers that do both aren't scaled")
+    if least_of["both"]:
+        return
     if not least_of["decode"]:
-        raise ConfigError("no worker would decode: give --decode at least 1")
+        raise ConfigError("no worker would decode: give --decode or --both at least 1")
     if not least_of["prefill"] and not local_prefill:
         raise ConfigError(
-            "no worker would prefill: give --prefill at least 1, or set router.allow_local_prefill = true"
+            "no worker would prefill: give --prefill or --both at least 1, or set router.allow_local_prefill = true"
         )
-    if not least_of["prefill"] and any(least < most for least, most in ranges.values()):
+    if not least_of["prefill"] and is_scaled:
         raise ConfigError("scaling needs both roles: give --prefill at least 1")
 
 
@@ -231,12 +242,6 @@ def read_range(text: str, flag: str) -> tuple[int, int]:
     except ConfigError as error:
         raise ConfigError(f"{flag}: {error}") from error
     return found.least, found.most
-
-
-def range_text(numbers: tuple[int, int]) -> str:
-    """ "3", or "1..3"."""
-    least, most = numbers
-    return f"{least}" if least == most else f"{least}..{most}"
 
 
 def read_resources(text: str, flag: str) -> dict[str, float]:

@@ -33,10 +33,12 @@ or a path that must be good on every node. Needs `pip install 'pdserve[ray]'`, h
 _SHORTS = {
     name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")
 } | {"ttft-target": "scaling.ttft_target_s", "itl-target": "scaling.itl_target_s"}
-_ROLES = ("router", "prefill", "decode")
+_ROLES = ("router", "prefill", "decode", "both")
 # A node's address, and a free port, unless the configuration says which.
 _DEFAULTS = {"router.listen": "127.0.0.1:0"}
 _WAIT_S = 300.0
+
+_Ranges = dict[str, tuple[int, int]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,11 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
         action.add_argument("--name", default="pdserve", metavar="C", help="the cluster's (default pdserve)")
     for action in (up, scale):
-        usual = " (default 1)" if action is up else " (default: as it is)"
-        for flag, metavar, what in (("prefill", "X", "prefill workers, or X..X2: as many as the load needs"),
-                                    ("decode", "Y", "decode workers, or Y..Y2"),
-                                    ("routers", "N", "routers")):  # fmt: skip
-            action.add_argument(f"--{flag}", metavar=metavar, help=what + usual)
+        for flag, metavar, what, usual in (
+            ("prefill", "X", "prefill workers, or X..X2: as many as the load needs", "1; 0 beside --both"),
+            ("decode", "Y", "decode workers, or Y..Y2", "1; 0 beside --both"),
+            ("both", "Z", "workers that do both", "0"),
+            ("routers", "N", "routers", "1"),
+        ):
+            default = usual if action is up else "as it is"
+            action.add_argument(f"--{flag}", metavar=metavar, help=f"{what} (default: {default})")
         action.add_argument(
             "--wait-s", type=float, default=_WAIT_S, metavar="S",
             help=f"how long to wait until it serves (default {_WAIT_S:g})",
@@ -91,6 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
             "--address local is a Ray of `up` itself: give the address that it has printed, or auto"
         )
     config = read_settings(arguments, _SHORTS, defaults=_DEFAULTS) if arguments.action == "up" else None
+    ranges = _ranges(arguments, config) if arguments.action in ("up", "scale") else {}
+    if config is not None and config.engine.kind == "torch" and not config.worker.model:
+        raise ConfigError("no model: give --model an alias (pdserve fetch) or a path, good on every node")
+    resources = {} if config is None else _given_resources(arguments)
     # Ray reads these when it is imported.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if is_on_loopback(arguments.address):
@@ -108,9 +117,9 @@ def run(arguments: argparse.Namespace) -> int:
         match arguments.action:
             case "up":
                 assert config is not None
-                return _up(driver, arguments, config)
+                return _up(driver, arguments, _cluster(arguments, config, ranges, resources))
             case "scale":
-                return _scale(driver, arguments)
+                return _scale(driver, arguments, ranges)
             case "down":
                 driver.down()
                 print(f"{arguments.name} is down")
@@ -119,10 +128,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _up(driver: RayDriver, arguments: argparse.Namespace, config: Config) -> int:
+def _up(driver: RayDriver, arguments: argparse.Namespace, cluster: RayCluster) -> int:
     from deploy.ray.client import head_address
 
-    cluster = _cluster(arguments, config)
     is_local = arguments.address == "local"
     is_new = driver.up(cluster)
     try:
@@ -161,41 +169,57 @@ def _stay(driver: RayDriver, address: str) -> None:
     driver.down()
 
 
-def _scale(driver: RayDriver, arguments: argparse.Namespace) -> int:
-    ranges = _ranges(arguments)
-    if not ranges:
-        raise ConfigError("scale to what? give --prefill, --decode or --routers")
+def _scale(driver: RayDriver, arguments: argparse.Namespace, ranges: _Ranges) -> int:
     driver.scale(ranges)
     _say_ready(driver.wait_served(arguments.wait_s))
     return 0
 
 
-def _ranges(arguments: argparse.Namespace) -> dict[str, tuple[int, int]]:
-    """Role → numbers, of those that were given."""
-    from deploy.ray.spec import read_range
+def _ranges(arguments: argparse.Namespace, config: Config | None) -> _Ranges:
+    """Role → numbers: of those that were given, and with a configuration of all. Raises ConfigError."""
+    from deploy.ray.spec import FLAGS, check_ranges, read_range
 
-    flags = {"router": "routers", "prefill": "prefill", "decode": "decode"}
-    given = {role: getattr(arguments, flag) for role, flag in flags.items()}
-    return {role: read_range(text, f"--{flags[role]}") for role, text in given.items() if text is not None}
+    if not arguments.wait_s > 0:
+        raise ConfigError(f"--wait-s: want a number above 0, got {arguments.wait_s:g}")
+    texts = {role: getattr(arguments, flag.removeprefix("--")) for role, flag in FLAGS.items()}
+    given = {role: read_range(text, FLAGS[role]) for role, text in texts.items() if text is not None}
+    if config is None:
+        if not given:
+            raise ConfigError(f"scale to what? give one of {', '.join(FLAGS.values())}")
+        return given
+    pair = (0, 0) if "both" in given else (1, 1)
+    ranges = {"router": (1, 1), "prefill": pair, "decode": pair, "both": (0, 0), **given}
+    check_ranges(ranges, local_prefill=config.router.allow_local_prefill)
+    return ranges
 
 
-def _cluster(arguments: argparse.Namespace, config: Config) -> RayCluster:
+def _given_resources(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Role → what Ray is to set aside, of those that were given. Raises ConfigError."""
+    from deploy.ray.spec import read_resources
+
+    texts = {role: getattr(arguments, f"{role}_resources") for role in _ROLES}
+    return {
+        role: read_resources(text, f"--{role}-resources") for role, text in texts.items() if text is not None
+    }
+
+
+def _cluster(
+    arguments: argparse.Namespace,
+    config: Config,
+    ranges: _Ranges,
+    given: dict[str, dict[str, float]],
+) -> RayCluster:
     """What is asked for; checked as far as it can be from here. Ray is joined."""
     from deploy.ray import client
-    from deploy.ray.spec import FILE_SETTINGS, RayCluster, check_ranges, read_resources, shipped_settings
+    from deploy.ray.spec import FILE_SETTINGS, RayCluster, shipped_settings
 
-    ranges = {**dict.fromkeys(_ROLES, (1, 1)), **_ranges(arguments)}
-    check_ranges(ranges, local_prefill=config.router.allow_local_prefill)
-    if config.engine.kind == "torch" and not config.worker.model:
-        raise ConfigError("no model: give --model an alias (pdserve fetch) or a path, good on every node")
     for node in client.node_addresses():
         _check_exposure(config, node)
     is_local = arguments.address == client.LOCAL
-    resources = {}
+    resources: dict[str, dict[str, float]] = {}
     for role in _ROLES:
-        text = getattr(arguments, f"{role}_resources")
-        if text is not None:
-            resources[role] = read_resources(text, f"--{role}-resources")
+        if role in given:
+            resources[role] = given[role]
         elif is_local:
             resources[role] = {}
         else:
@@ -203,7 +227,9 @@ def _cluster(arguments: argparse.Namespace, config: Config) -> RayCluster:
             resources[role] = {"CPU": cpus, **({role: 1.0} if client.offers(role) else {})}
     settings = shipped_settings(config)
     if is_local and not config.engine.threads:
-        settings["engine.threads"] = _local_threads(ranges["prefill"][1] + ranges["decode"][1])
+        settings["engine.threads"] = _local_threads(
+            sum(most for role, (_, most) in ranges.items() if role != "router")
+        )
     named = {name: path for name in FILE_SETTINGS if (path := config.effective()[name])}
     return RayCluster(
         name=arguments.name,
@@ -243,7 +269,7 @@ def _read(name: str, path: Path) -> bytes:
 
 
 def _say_ready(state: KeptState) -> None:
-    counts = " + ".join(f"{state.counts[role]} {role}" for role in _ROLES if state.counts[role])
+    counts = " + ".join(f"{count} {role}" for role in _ROLES if (count := state.counts.get(role, 0)))
     print(f"{state.name} is ready at {','.join(state.targets)}: {counts}", flush=True)
 
 

@@ -25,13 +25,16 @@ def ray_command(nodes: RayNodes, action: str, *args: str) -> str:
     return done.stdout
 
 
+def address_in(ready: str) -> str:
+    """Of the line that `up` prints."""
+    return ":".join(ready.split(" is ready at ")[1].split(":", 2)[:2])
+
+
 async def test_up_twice_is_once_and_down_leaves_nothing() -> None:
     async with ray_nodes() as nodes:
         of_ray = set(nodes.pids())
         ready = ray_command(nodes, "up", *FAKE)
-        target = ready.split(" is ready at ")[1].split(":", 2)
-        address = ":".join(target[:2])
-        async with AsyncClient(address) as client:
+        async with AsyncClient(address_in(ready)) as client:
             await ask(client, Question.draw(Random(1), 40, 16))
         before = json.loads(ray_command(nodes, "status", "--json"))
 
@@ -48,3 +51,12 @@ async def test_up_twice_is_once_and_down_leaves_nothing() -> None:
         ours = {process["pid"] for process in before["processes"]}
         ours |= {process["host_pid"] for process in before["processes"]}
         assert not ours & (set(nodes.pids()) - of_ray)
+        again = run_cli("ray", "down", "--address", nodes.address, *NAME)
+        assert again.returncode == 1 and "no such cluster" in again.stderr
+
+        ready = ray_command(nodes, "up", *FAKE, "--both", "1")
+        assert ready.endswith(": 1 router + 1 both\n")
+        async with AsyncClient(address_in(ready)) as client:
+            finished = await ask(client, Question.draw(Random(2), 40, 16))
+        assert finished.decode_worker == "both-0"
+        ray_command(nodes, "down")

@@ -44,6 +44,18 @@ def test_a_documented_command_is_one(line: str) -> None:
         ("status --name a/b", "--name must be"),
         ("down --address local", "give the address that it has printed"),
         ("up --engine fake --engine.kind torch", "contradicts"),
+        # What is wrong with the numbers is said before any Ray is looked for.
+        ("up --engine fake --decode 0", "no worker would decode: give --decode or --both"),
+        ("up --engine fake --decode 3..1", "--decode: the range 3..1 ends below its start"),
+        ("up --engine fake --routers 1..2", "--routers: want a number"),
+        ("up --engine fake --both 1..2", "--both: want a number"),
+        ("up --engine fake --both 1 --decode 1..2", "--both can't stand beside a range"),
+        ("up --engine fake --decode 2000", "beyond 1024, the most workers of a role"),
+        ("up --engine fake --prefill-resources CPU", "--prefill-resources: want NAME=NUMBER"),
+        ("up --engine fake --wait-s nan", "--wait-s: want a number above 0, got nan"),
+        ("up", "no model: give --model"),
+        ("scale", "scale to what? give one of --routers, --prefill, --decode, --both"),
+        ("scale --decode 2 --wait-s -1", "--wait-s: want a number above 0"),
         pytest.param(
             "scale --address 127.0.0.1:1 --decode 2",
             "no Ray cluster can be joined (address=127.0.0.1:1",

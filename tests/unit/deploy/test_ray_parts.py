@@ -107,11 +107,13 @@ def test_a_range_keeps_the_number_that_there_is_within_it() -> None:
 @pytest.mark.parametrize(
     ("ranges", "said"),
     [
-        ({"decode": (0, 2)}, "give --decode at least 1"),
+        ({"decode": (0, 2)}, "give --decode or --both at least 1"),
         ({"prefill": (-1, -1)}, "--prefill must not be negative"),
-        ({"router": (1, 2)}, "routers aren't scaled"),
+        ({"router": (1, 2)}, "--routers: want a number"),
+        ({"both": (1, 2)}, "--both: want a number"),
+        ({"both": (1, 1), "decode": (1, 2)}, "--both can't stand beside a range"),
         ({"router": (0, 0)}, "give --routers at least 1"),
-        ({"prefill": (0, 0)}, "give --prefill at least 1"),
+        ({"prefill": (0, 0)}, "give --prefill or --both at least 1"),
     ],
 )
 def test_numbers_that_could_not_serve_are_refused(ranges: dict[str, tuple[int, int]], said: str) -> None:
@@ -119,9 +121,15 @@ def test_numbers_that_could_not_serve_are_refused(ranges: dict[str, tuple[int, i
         CLUSTER.asked(ranges)
 
 
+def test_workers_that_do_both_serve_alone() -> None:
+    alone = CLUSTER.asked({"prefill": (0, 0), "decode": (0, 0), "both": (2, 2)})
+    assert alone.processes() == ["router-0", "both-0", "both-1"]
+    assert alone.serves_alone and not CLUSTER.serves_alone
+
+
 def test_numbers_as_flags() -> None:
     assert read_range("3", "--decode") == (3, 3) and read_range("1..3", "--decode") == (1, 3)
-    for wrong in ("", "x", "3..1", "1..", "1...3"):
+    for wrong in ("", "x", "3..1", "1..", "1...3", "٣", "1..1025"):
         with pytest.raises(ConfigError, match="--decode: "):
             read_range(wrong, "--decode")
 
