@@ -18,9 +18,10 @@ from deploy.ray.client import RayDriver, joined
 from deploy.ray.keeper import KeptState, ProcessState
 from pdserve.client import AsyncClient
 from pdserve.clock import SystemClock
+from pdserve.service.lifecycle import EXIT_SUPERSEDED
 from tests.support.asking import at_rest, status_of
 from tests.support.load import SteadyLoad
-from tests.support.pids import wait_gone
+from tests.support.pids import exit_code_of_zombie, wait_gone
 from tests.support.processes import run_cli
 from tests.support.ray_cluster import RayNodes, ray_nodes
 from tests.support.waiting import until
@@ -204,7 +205,7 @@ async def test_a_stopped_host_is_replaced_and_ends_when_it_goes_on(on_ray: OnRay
         os.kill(before.host_pid, signal.SIGSTOP)
         try:
             await on_ray.returns(before, on_another_host=True)
-            await wait_gone(before.pid, LIMIT_S)  # superseded by the later epoch of its own id
+            await wait_gone(before.pid, LIMIT_S)  # Ray has killed its host
         finally:
             with contextlib.suppress(ProcessLookupError):  # where Ray has killed it meanwhile
                 os.kill(before.host_pid, signal.SIGCONT)
@@ -215,17 +216,23 @@ async def test_processes_of_a_lost_node_come_back_on_another(on_ray: OnRay) -> N
     async with on_ray.loaded():
         state = await on_ray.look()
         lost = on_ray.process("decode-0")
-        assert lost.host_pid is not None
+        assert lost.pid is not None and lost.host_pid is not None
+        os.kill(lost.host_pid, signal.SIGSTOP)  # nobody ends its process but the later epoch of its id
         raylet = on_ray.nodes.raylet_of(lost.host_pid)
         there = [each for each in state.processes if on_ray.nodes.raylet_of(each.host_pid or 0) == raylet]
         print("on the lost node:", [each.id for each in there])
         os.kill(raylet, signal.SIGKILL)
         for each in there:
-            assert each.pid is not None and each.host_pid is not None
-            await wait_gone(each.pid)
-            await wait_gone(each.host_pid)
+            if each is not lost:
+                assert each.pid is not None and each.host_pid is not None
+                await wait_gone(each.pid)
+                await wait_gone(each.host_pid)
         for each in there:
             await on_ray.returns(each, on_another_host=True)
+        await wait_gone(lost.pid, LIMIT_S)
+        assert exit_code_of_zombie(lost.pid) == EXIT_SUPERSEDED
+        os.kill(lost.host_pid, signal.SIGCONT)
+        await wait_gone(lost.host_pid)
 
 
 async def test_down_leaves_no_process_and_no_name(on_ray: OnRay) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
 
 async def wait_gone(pid: int, limit_s: float = 30.0) -> None:
@@ -21,3 +22,10 @@ async def wait_gone(pid: int, limit_s: float = 30.0) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+def exit_code_of_zombie(pid: int) -> int:
+    """Of one that has ended and whose parent, which is stopped, has not yet asked; negative = the signal."""
+    state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    assert state == "Z", f"{pid} is in state {state}"
+    return os.waitstatus_to_exitcode(int(fields[48]))

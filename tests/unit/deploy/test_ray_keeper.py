@@ -36,7 +36,9 @@ def a_cluster(**counts: int) -> RayCluster:
 
 @dataclass
 class FakeHost:
-    """Its process is ready at once and runs until `end`; `lost` is what every call raises."""
+    """Its process is ready start_s after it was placed, which takes place_s, and runs until `end`; `lost` is what every
+    call raises.
+    """
 
     process: str
     number: int
@@ -47,6 +49,9 @@ class FakeHost:
     routers: Sequence[str] = ()
     was_drained: bool = False
     died: asyncio.Event = field(default_factory=asyncio.Event)
+    place_s: float = 0.0
+    start_s: float = 0.0
+    started_s: float = 0.0
 
     async def _answer(self, wanted: Callable[[], Awaitable[Any]]) -> Any:
         if self.is_silent:
@@ -66,6 +71,7 @@ class FakeHost:
 
     async def prepare(self, cluster: RayCluster, process: str, routers: Sequence[str]) -> Prepared:
         async def prepared() -> Prepared:
+            await asyncio.sleep(self.place_s)
             self.routers = routers
             operators = f"10.0.0.{self.number}:2" if role_of(process) == "router" else ""
             return Prepared(
@@ -78,6 +84,7 @@ class FakeHost:
         async def ran() -> ProcessEnd:
             if self.ended is None or self.ended.done():
                 self.pid += 1
+                self.started_s = asyncio.get_running_loop().time()
                 self.ended = asyncio.get_running_loop().create_future()
             return await asyncio.shield(self.ended)
 
@@ -85,7 +92,9 @@ class FakeHost:
 
     async def report(self) -> HostReport:
         async def reported() -> HostReport:
-            return HostReport(host_pid=self.number, pid=self.pid, lacks=None, pairs_up=1)
+            is_ready = asyncio.get_running_loop().time() >= self.started_s + self.start_s
+            lacks = None if is_ready else "it begins"
+            return HostReport(host_pid=self.number, pid=self.pid, lacks=lacks, pairs_up=1)
 
         return await self._answer(reported)  # type: ignore[no-any-return]
 
@@ -247,6 +256,34 @@ def test_a_host_that_is_lost_is_replaced(how: str) -> None:
         assert states(state)["decode-0"] == "ready"
         assert it.hosts.living["decode-0"] is not host
         assert it.hosts.ended == ["decode-0"]
+
+    kept(run)
+
+
+@pytest.mark.parametrize("process", ["router-0", "decode-0"])
+@pytest.mark.parametrize("how", ["its process ends", "its host dies", "its host is silent"])
+def test_what_ended_is_back_within_20_s(how: str, process: str) -> None:
+    """Where Ray takes 5 s to place a host, and the process 4 s to start: more than was seen on a busy machine."""
+
+    def slow(host: FakeHost) -> None:
+        host.place_s, host.start_s = 5.0, 4.0
+
+    async def run(it: Kept) -> None:
+        it.hosts.new = slow
+        await it.keeper.up(a_cluster())
+        await it.passes(40)
+        host = it.hosts.living[process]
+        match how:
+            case "its process ends":
+                host.end(-9)
+            case "its host dies":
+                host.die()
+            case _:
+                host.is_silent = True
+        assert states(await it.passes(1))[process] != "ready" or how == "its host is silent"
+        state = await it.passes(19)
+        assert states(state)[process] == "ready"
+        assert (it.hosts.living[process] is host) == (how == "its process ends")
 
     kept(run)
 
