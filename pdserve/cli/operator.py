@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Watch until a signal."""
     if importlib.util.find_spec("kopf") is None:
         raise ConfigError("the operator needs the extra k8s: pip install 'pdserve[k8s]'")
-    if arguments.resync <= 0:
+    if not arguments.resync > 0:
         raise ConfigError(f"--resync must be above 0, got {arguments.resync:g}")
     import asyncio
 

@@ -15,6 +15,7 @@ from tests.support.readme import ROOT
 from tools.k8s_tools import PROGRAMS, SCHEMAS, tools_dir
 
 CHART = ROOT / "deploy" / "k8s" / "chart"
+OPERATOR_CHART = ROOT / "deploy" / "k8s" / "operator-chart"
 # The least that renders: no model, and nobody to be kept out.
 SIMPLEST: Mapping[str, Any] = {"insecure": True, "config": {"engine": {"kind": "fake"}}}
 
@@ -51,17 +52,21 @@ def kubectl(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def render(
-    values: Mapping[str, Any] = SIMPLEST, *, release: str = "chat", namespace: str = "llm"
+    values: Mapping[str, Any] = SIMPLEST,
+    *,
+    chart: Path = CHART,
+    release: str = "chat",
+    namespace: str = "llm",
 ) -> list[Manifest]:
-    """All manifests."""
-    done = helm("template", release, str(CHART), "--namespace", namespace, values=values)
+    """All manifests, but for the kinds of crds/."""
+    done = helm("template", release, str(chart), "--namespace", namespace, values=values)
     assert done.returncode == 0, done.stderr
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
-def refusal(values: Mapping[str, Any]) -> str:
+def refusal(values: Mapping[str, Any], *, chart: Path = CHART) -> str:
     """What helm says against these values, in one line."""
-    done = helm("template", "chat", str(CHART), values=values)
+    done = helm("template", "chat", str(chart), values=values)
     assert done.returncode != 0, done.stdout[:2000]
     return " ".join(done.stderr.split())
 

@@ -17,19 +17,24 @@ from deploy.local.child import Child
 from deploy.local.plan import ProcessSpec
 from pdserve.client import AsyncClient
 from tests.support.asking import Question, ask
+from tests.support.helm import OPERATOR_CHART, render
 from tests.support.kube.client import KubeClient, Object
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.kubelet import Kubelet, running_kubelet
 from tests.support.waiting import until
 
 _ROOT = Path(__file__).parents[3]
-OPERATOR = _ROOT / "deploy" / "k8s" / "operator"
 NAMESPACE = "serving"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 SERVICES = f"/apis/pdserve.dev/v1alpha1/namespaces/{NAMESPACE}/disaggregatedservices"
 POOLS = f"/apis/pdserve.dev/v1alpha1/namespaces/{NAMESPACE}/workerpools"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
+# What the operator's chart makes for its rights, and where.
+_RIGHTS = {
+    "ServiceAccount": CORE,
+    **dict.fromkeys(("Role", "RoleBinding"), f"{_RBAC}/namespaces/{NAMESPACE}"),
+}
 LIMIT_S = 120.0
 
 
@@ -250,7 +255,7 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
 
 async def _create_kinds(client: KubeClient) -> None:
     crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    for file in sorted((OPERATOR / "crds").glob("*.yaml")):
+    for file in sorted((OPERATOR_CHART / "crds").glob("*.yaml")):
         crd = yaml.safe_load(file.read_text())
         await client.ask("POST", crds, crd)
 
@@ -265,16 +270,10 @@ async def _create_kinds(client: KubeClient) -> None:
 async def _create_account(client: KubeClient) -> str:
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     await client.ask("POST", "/api/v1/namespaces", namespace)
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "operator"}}
-    await client.ask("POST", f"{CORE}/serviceaccounts", account)
-    subjects = [{"kind": "ServiceAccount", "name": "operator", "namespace": NAMESPACE}]
-    installed = yaml.safe_load_all((OPERATOR / "install.yaml").read_text())
-    for name, rules in ((each["kind"].lower(), each["rules"]) for each in installed if "rules" in each):
-        role = {"metadata": {"name": name}, "rules": rules}
-        await client.ask("POST", f"{_RBAC}/namespaces/{NAMESPACE}/roles", role)
-        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-        binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": subjects}
-        await client.ask("POST", f"{_RBAC}/namespaces/{NAMESPACE}/rolebindings", binding)
+    values = {"watchNamespace": NAMESPACE}
+    for each in render(values, chart=OPERATOR_CHART, release="operator", namespace=NAMESPACE):
+        if each["kind"] in _RIGHTS:
+            await client.ask("POST", f"{_RIGHTS[each['kind']]}/{each['kind'].lower()}s", each)
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []}}
-    answer = await client.ask("POST", f"{CORE}/serviceaccounts/operator/token", request)
+    answer = await client.ask("POST", f"{CORE}/serviceaccounts/pdserve-operator/token", request)
     return str(answer["status"]["token"])

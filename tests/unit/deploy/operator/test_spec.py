@@ -13,9 +13,9 @@ from tests.support.crd_schemas import problems
 from tests.support.readme import ROOT
 from tests.unit.deploy.operator.services import raw, spec
 
-SCHEMA = yaml.safe_load((ROOT / "deploy/k8s/operator/crds/disaggregatedservices.yaml").read_text())["spec"][
-    "versions"
-][0]["schema"]["openAPIV3Schema"]
+SCHEMA = yaml.safe_load((ROOT / "deploy/k8s/operator-chart/crds/disaggregatedservices.yaml").read_text())[
+    "spec"
+]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 def defaulted(schema: dict[str, Any], value: Any) -> Any:
