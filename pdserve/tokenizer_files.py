@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """The files of a folder that a tokenizer is made of. Raises UnknownModel if there are none."""
+    """The files of a folder that a tokenizer is made of. Raises UnknownModel if there are none, OSError."""
     paths = [folder / name for name in FILES]
     paths += sorted((folder / TEMPLATES).glob("*.jinja"))
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
+    # A link to nowhere is not the absence of a file: without its template a chat would be another text.
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in paths if os.path.lexists(path)}
     if not files:
         raise UnknownModel("model folder has no tokenizer.json", folder=folder)
     # config.json matters for the end-of-sequence ids only, where generation_config.json doesn't say them.

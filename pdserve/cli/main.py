@@ -1,7 +1,7 @@
 """The commands: picks one, runs it, and turns errors into one line and an exit code.
 
-Exit codes: 0 done · 1 refused or failed, the line says what to do · 2 wrong usage, or a process that can't be started
-with these settings · 130 stopped by Ctrl-C.
+Exit codes: 0 done · 1 refused or failed, the line says what to do · 2 wrong usage, or a process (or `up`) that can't be
+started with these settings · 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pdserve.errors import Code, PdserveError, primary
 DEBUG_VARIABLE = "PDSERVE_DEBUG"
 # Errors that another start of a process with the same settings would only repeat.
 _OPERATORS = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.FAILED_PRECONDITION)
+_FILES = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _DESCRIPTION = """\
 Serves large language models with prefill and decode on different workers.
 
@@ -50,7 +51,7 @@ class CommandModule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """serves: it is one process of a cluster, which somebody may start again."""
+    """serves: it runs until it is told to end, and somebody may start it again."""
 
     module: str
     help: str
@@ -59,7 +60,7 @@ class _Command:
 
 _COMMANDS = {
     "fetch": _Command("pdserve.cli.fetch", "download a known model into the cache"),
-    "up": _Command("pdserve.cli.up", "start a router and workers on this machine"),
+    "up": _Command("pdserve.cli.up", "start a router and workers on this machine", serves=True),
     "ray": _Command("pdserve.cli.ray", "start, scale and end a cluster on Ray"),
     "generate": _Command("pdserve.cli.generate", "one answer from a running cluster"),
     "chat": _Command("pdserve.cli.chat", "a conversation in the terminal"),
@@ -130,7 +131,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     except BaseExceptionGroup as group:
         return _report(primary(group), debug, serves=serves)
     except Exception as error:  # the outermost frame of the process: whatever is left becomes one line
-        return _report(error, debug)
+        return _report(error, debug, serves=serves)
     return code
 
 
@@ -175,10 +176,13 @@ def _report(error: BaseException, debug: bool, *, serves: bool = False) -> int:
         traceback.print_exception(error)
     elif isinstance(error, PdserveError):
         sys.stderr.write(f"error: {_one_line(str(error))}\n")
+    elif isinstance(error, OSError) and error.strerror:  # a file that can't be read, a disk that is full
+        where = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"error: {_one_line(where + error.strerror)}\n")
     else:
         what = _one_line(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"error: unexpected {what} ({DEBUG_VARIABLE}=1 shows where)\n")
-    is_final = isinstance(error, PdserveError) and error.code in _OPERATORS
+    is_final = isinstance(error, _FILES) or (isinstance(error, PdserveError) and error.code in _OPERATORS)
     return 2 if serves and is_final else 1
 
 

@@ -73,10 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_worker(config, has_secret=True)
     _check_ready_file(options.ready_file)
     _check_model(config)
-    try:
-        fault = run_up(options)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+    fault = run_up(options)
     if fault is not None:
         sys.stderr.write(f"error: {fault}\n")
         return 1

@@ -88,7 +88,7 @@ def test_an_address_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run_cli("up", *FAKE, "--listen", address, "--log-dir", str(tmp_path))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert address in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
@@ -96,7 +96,7 @@ def test_an_address_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) ->
 
 def test_a_model_that_is_not_there_is_one_line() -> None:
     done = run_cli("up", "--model", "no-such-model")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no-such-model" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

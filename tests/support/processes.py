@@ -158,10 +158,10 @@ def sum_samples(text: str, name: str, labels: dict[str, str]) -> float:
 
 
 def run_cli(
-    *args: str, limit_s: float = 120.0, env: dict[str, str] | None = None
+    *args: str, limit_s: float = 120.0, env: dict[str, str] | None = None, prefix: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run one `pdserve` command to its end."""
-    command: Sequence[str] = [sys.executable, "-m", "pdserve.cli", *args]
+    """Run one `pdserve` command to its end. prefix: a command that runs it."""
+    command = [*prefix, sys.executable, "-m", "pdserve.cli", *args]
     return subprocess.run(
         command,
         capture_output=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from pdserve.errors import Incompatible
 from pdserve.modelstore.model_facts import read_facts
 from pdserve.modelstore.stored_tensors import SAFETENSORS_INDEX
 from pdserve.tokenizer import Tokenizer
+from tests.support.processes import run_cli
 
+# Root reads what nobody may read, unless it has given that up.
+AS_ANYBODY = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 HIDDEN, FFN, VOCAB = 16, 24, 300
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -212,7 +216,7 @@ def test_a_cluster_of_it_is_refused_before_anything_starts(
     folder = write_folder(tmp_path / "m", sharded=True)
     shard = folder / SHARDS[1]
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert main(["up", "--model", str(folder)], {}) == 1
+    assert main(["up", "--model", str(folder)], {}) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert f"truncated (file={SHARDS[1]}" in said.err
@@ -224,7 +228,7 @@ def test_what_only_the_engine_refuses_is_refused_before_anything_starts(
     folder = write_folder(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": {"rope_type": "spiral"}}))
-    assert main(["up", "--model", str(folder)], {}) == 1
+    assert main(["up", "--model", str(folder)], {}) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert "key=rope_scaling.rope_type, value=spiral" in said.err
@@ -256,3 +260,33 @@ def test_a_config_with_its_text_part_apart_keeps_the_class_of_the_whole(tmp_path
     (folder / "config.json").write_text(json.dumps({"architectures": ["SeesAndReads"], "text_config": text}))
     facts = read_facts(folder)
     assert (facts.architecture, facts.hidden_size) == ("SeesAndReads", HIDDEN)
+
+
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    """Neither `inspect` nor `up` nor a worker says more than one line, and whoever starts them is told to give up."""
+    folder = write_folder(tmp_path / "m")
+    (folder / name).chmod(0)
+    for line, code in (("model inspect", 1), ("up --model", 2), ("decode --routers 127.0.0.1:1 --model", 2)):
+        done = run_cli(*line.split(), str(folder), limit_s=60, prefix=AS_ANYBODY)
+        assert (done.returncode, done.stderr) == (code, f"error: {folder / name}: Permission denied\n")
+
+
+@pytest.mark.parametrize("name", FILES[2:])
+def test_a_link_to_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """As in a cache of which only a part was copied. A chat without its template would be another text."""
+    folder = write_folder(tmp_path / "m")
+    (folder / name).unlink()
+    (folder / name).symlink_to(tmp_path / "blobs" / name)
+    said = inspected(folder, capsys)
+    assert str(folder / name) in said and "No such file" in said
+
+
+def test_a_disk_that_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer_config.json").symlink_to("/proc/self/mem")  # whose first bytes nobody can read
+    assert inspected(folder, capsys) == "error: Input/output error\n"
