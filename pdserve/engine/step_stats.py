@@ -38,7 +38,7 @@ class StepStats:
 
     One that takes far longer than those before it (its process was stopped, or got no CPU) counts as OUTLIER times
     what was expected: by a rate that says nothing of the engine, requests would be refused and workers passed over.
-    Nor does the first step of all count, which allocates, compiles and reads the weights.
+    Nor does the first step of all count in averages, which allocates, compiles and reads the weights.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -65,7 +65,9 @@ class StepStats:
 
     @property
     def slowest_step_s(self) -> float:
-        return max(self._recent_s, default=0.0)
+        """With the latest: what is said before a step is all that is known of its length while it runs."""
+        last_s = 0.0 if self._last is None else self._last[1] - self._last[0]
+        return max(last_s, max(self._recent_s, default=0.0))
 
     def begin(self) -> None:
         """A step begins."""
