@@ -86,3 +86,12 @@ class KubeClient:
                 if event["type"] == "ERROR":
                     return
                 yield event["type"], event["object"]
+
+    async def watch_error(self, path: str, version: int) -> int:
+        """The code with which a watch from that version on is answered. Raises AssertionError if it is an event."""
+        assert self._session is not None
+        url = f"{self._connection.server}{path}?watch=1&resourceVersion={version}"
+        async with self._session.get(url) as answer:
+            event = json.loads(await answer.content.readline())
+        assert event["type"] == "ERROR", event
+        return int(event["object"]["code"])

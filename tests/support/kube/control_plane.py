@@ -11,6 +11,7 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
+import aiohttp
 import kopf
 
 from deploy.local.child import Child
@@ -29,10 +30,14 @@ _READY_S = 120.0
 
 
 class ControlPlane:
-    """One event loop. All state is in the folder; its processes end with the block, the API server before its store."""
+    """One event loop. All state is in the folder; its processes end with the block, the API server before its store.
 
-    def __init__(self, folder: Path) -> None:
+    watch_cache  whether the API server answers watches from its memory; without it what its store has compacted is gone
+    """
+
+    def __init__(self, folder: Path, *, watch_cache: bool = True) -> None:
         self._folder = folder
+        self._watch_cache = watch_cache
         self._random = Random(os.getpid())
         self._children: dict[str, tuple[Child, asyncio.Task[None]]] = {}
         self._ports = PortReservations()
@@ -43,7 +48,7 @@ class ControlPlane:
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._make_files)
         etcd, peer, api, manager = (self._ports.reserve("127.0.0.1", 0) for _ in range(4))
-        self.server = f"https://localhost:{api}"
+        self.server, self._store = f"https://localhost:{api}", f"http://127.0.0.1:{etcd}"
         self._commands = self._lay_out(etcd, peer, api, manager)
         try:
             for name in ("etcd", "kube-apiserver"):
@@ -106,16 +111,26 @@ class ControlPlane:
 
         await until("the API server is ready", ask, limit_s=_READY_S, told=self.log_tail)
 
+    async def compact(self, revision: int) -> None:
+        """Let the store forget what was before this revision: watches from there on are answered with 410."""
+        async with aiohttp.ClientSession(self._store) as store:
+            body = {"revision": str(revision), "physical": True}
+            async with store.post("/v3/kv/compaction", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+
     def connection(self, token: str = "") -> kopf.ConnectionInfo:
         """As the administrator, or by a token."""
         return kopf.ConnectionInfo(
             server=self.server, ca_path=str(self._folder / "kube-ca.pem"), token=token or self.token
         )
 
-    def kubeconfig(self, user: str, token: str, namespace: str) -> Path:
-        """A file for programs that act as somebody."""
+    def kubeconfig(self, user: str, token: str, namespace: str, server: str = "") -> Path:
+        """A file for programs that act as somebody, at the API server or at what stands before it."""
         path = self._folder / f"{user}.kubeconfig"
-        cluster = {"server": self.server, "certificate-authority": str(self._folder / "kube-ca.pem")}
+        cluster = {
+            "server": server or self.server,
+            "certificate-authority": str(self._folder / "kube-ca.pem"),
+        }
         context = {"cluster": "test", "user": user, "namespace": namespace}
         config: Mapping[str, object] = {
             "apiVersion": "v1",
@@ -172,6 +187,7 @@ class ControlPlane:
                 "--service-cluster-ip-range=10.0.0.0/24",
                 "--disable-admission-plugins=ServiceAccount",  # its tokens for pods need one more controller
                 "--enable-priority-and-fairness=false",
+                f"--watch-cache={'true' if self._watch_cache else 'false'}",
             ),
             "kube-controller-manager": (
                 str(BUILT / "kube-controller-manager"),

@@ -72,6 +72,12 @@ class Operator:
         """Whether its log has this."""
         return self.log.exists() and text in self.log.read_text()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its output is over."""
+        assert self._output is not None
+        return self._output.done()
+
     async def stop(self) -> int:
         """SIGTERM; the exit code."""
         self.child.terminate()
@@ -105,16 +111,16 @@ class World:
         self.token = token
         self.client = client
         self.kubelet = kubelet
-        self._kubeconfig = plane.kubeconfig("operator", token, NAMESPACE)
         self._folder = folder
         self._random = Random(11)
         self._ending = asyncio.Event()
         self.operators: list[Operator] = []
 
-    async def start_operator(self) -> Operator:
-        """One more."""
+    async def start_operator(self, server: str = "") -> Operator:
+        """One more; server: what stands between it and the API server."""
         log = self._folder / f"operator-{len(self.operators)}.log"
-        operator = await Operator.start(self._kubeconfig, log)
+        kubeconfig = self.plane.kubeconfig("operator", self.token, NAMESPACE, server)
+        operator = await Operator.start(kubeconfig, log)
         self.operators.append(operator)
         return operator
 
@@ -239,9 +245,12 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def running_world(folder: Path) -> AsyncIterator[World]:
+async def running_world(folder: Path, *, watch_cache: bool = True) -> AsyncIterator[World]:
     """A control plane, a node, our kinds, and an account that has the operator's roles; no operator runs yet."""
-    async with ControlPlane(folder / "plane") as plane, KubeClient(plane.connection()) as client:
+    async with (
+        ControlPlane(folder / "plane", watch_cache=watch_cache) as plane,
+        KubeClient(plane.connection()) as client,
+    ):
         await _create_kinds(client)
         token = await _create_account(client)
         async with running_kubelet(client, folder / "node") as kubelet:
@@ -271,7 +280,7 @@ async def _create_account(client: KubeClient) -> str:
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     await client.ask("POST", "/api/v1/namespaces", namespace)
     values = {"watchNamespace": NAMESPACE}
-    for each in render(values, chart=OPERATOR_CHART, release="operator", namespace=NAMESPACE):
+    for each in render(values, chart=OPERATOR_CHART, release="pdserve-operator", namespace=NAMESPACE):
         if each["kind"] in _RIGHTS:
             await client.ask("POST", f"{_RIGHTS[each['kind']]}/{each['kind'].lower()}s", each)
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []}}
