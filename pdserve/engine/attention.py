@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pdserve.engine.kv_pool import KvPool, KvReader, KvWriter
+from pdserve.engine.layers import HeadNorm
+from pdserve.engine.row_tiles import RowFunction
 
 # Gathered K and V of a group should stay in the cache between the kernels that read them.
 _GROUP_TOKENS = 4096
@@ -47,15 +49,32 @@ class Span:
         return self.block_table[: -(-self.end // block_size)]
 
 
+class Turn(NamedTuple):  # not a dataclass: one is made for each layer of a step
+    """What is still to be done to a layer's projection: heads are normalised, queries and keys turned.
+
+    function  does both: (projection, turns) → float32, may overwrite the projection
+    turns     [tokens, 1, head_dim/2] complex64
+    norm      of queries and keys, where the family has one: what a kernel needs that does both itself
+    """
+
+    function: RowFunction
+    turns: Tensor
+    norm: HeadNorm | None
+
+    def of(self, projected: Tensor) -> Tensor:
+        """The projection as float32, queries and keys normalised and turned."""
+        return self.function(projected, self.turns)
+
+
 class StepAttention(Protocol):
     """Attention of one step, the same for all layers."""
 
-    def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        """Store this layer's K and V of the step's tokens, then attend.
+    def attend(self, layer: int, projected: Tensor, turn: Turn) -> Tensor:
+        """Turn queries and keys, store this layer's K and V of the step's tokens, then attend.
 
-        qkv      [tokens, (heads + 2 · kv_heads) · head_dim] float32, queries and keys rotated; there may be rows
-                 behind the last span's
-        returns  [tokens, heads · head_dim] float32, zero in such rows; overwritten by the next call
+        projected  [tokens, (heads + 2 · kv_heads) · head_dim] in the dtype of the activations; there may be rows
+                   behind the last span's
+        returns    [tokens, heads · head_dim]; overwritten by the next call
         """
         ...
 
@@ -105,6 +124,15 @@ def first_block(position: int, window: int, block_size: int) -> int:
     return max(0, position + 1 - window) // block_size if window else 0
 
 
+def begun_blocks(spans: Sequence[Span], block_size: int) -> list[int]:
+    """The blocks that a step begins and leaves partly unfilled: to be zeroed (`KvPool.begin_blocks`)."""
+    return [
+        span.block_table[span.end // block_size]
+        for span in spans
+        if span.end % block_size and span.end // block_size * block_size >= span.start
+    ]
+
+
 def writer_of(pool: KvPool, spans: Sequence[Span]) -> KvWriter:
     """Stores the K and V of all tokens of a step."""
     size = pool.layout.block_size
@@ -141,7 +169,9 @@ class BatchedAttention:
                 *(_Chunk(pool, span, heads, window, self._outputs, compute) for span in spans[num_single:]),
             ]
 
-    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+    def attend(self, layer: int, projected: Tensor, turn: Turn) -> Tensor:
+        """Zero in rows behind the last span's."""
+        qkv = turn.of(projected)
         self._writer.write(layer, qkv[: self._num_tokens, self._heads.query_width :])
         for part in self._parts[self._heads.window(layer)]:
             part.attend(layer, qkv)

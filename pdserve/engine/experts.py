@@ -28,7 +28,7 @@ class Router:
     def __init__(self, precision: Precision, weight: Tensor, num_chosen: int, normalised: bool) -> None:
         """weight [experts, hidden]; normalised: the weights of the chosen ones add up to 1."""
         # A copy, since bits may depend on where a matrix lies: a view would begin wherever the file has it.
-        self._logits = PlainLinear(weight.to(torch.float32, copy=True), None)
+        self._logits = PlainLinear(weight.to(device=precision.device, dtype=torch.float32, copy=True), None)
         self._num_chosen = num_chosen
         self._normalised = normalised
         self._is_tiled = precision.tiles is not None
@@ -75,7 +75,7 @@ class SparseFeedForward:
             for expert, rows in zip(self._experts, torch.split(tokens, counts), strict=True)
             if len(rows)
         ]
-        by_place = torch.empty(len(flat), x.shape[-1])
+        by_place = torch.empty(len(flat), x.shape[-1], device=x.device)
         by_place.index_copy_(0, order, torch.cat(parts).to(torch.float32))
         return _added(by_place.view(num_tokens, num_chosen, -1), weights).to(x.dtype)
 

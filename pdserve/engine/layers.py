@@ -99,10 +99,11 @@ def _pack(precision: Precision, weight: Tensor, bias: Tensor | None) -> Linear:
     dtype = torch.float32 if precision.name == "float32" else torch.bfloat16
     weight = weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    weight = weight.to(precision.compute)  # of a large matrix there are never three at a time
+    # Of a large matrix there are never three at a time.
+    weight = weight.to(device=precision.device, dtype=precision.compute)
     if precision.linear is LinearKind.FBGEMM_HALF and _fits_half(weight):
         return HalfLinear(weight, bias)
-    bias = None if bias is None else bias.to(precision.compute)
+    bias = None if bias is None else bias.to(device=precision.device, dtype=precision.compute)
     if precision.linear is LinearKind.ONEDNN:
         return OneDnnLinear(weight, bias)
     # Bits may depend on where a matrix lies, and a view of the file lies wherever the file has it.
@@ -122,7 +123,7 @@ class RmsNorm:
         """offset: added to the weights; then they multiply before the result is rounded to `compute`, as Gemma does."""
         self._weight = weight.to(torch.float32) + offset if offset else weight.to(compute)
         self._is_rounded_last = bool(offset)
-        self._eps = torch.tensor(eps)
+        self._eps = torch.tensor(eps, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
@@ -137,15 +138,17 @@ class HeadNorm:
 
     def __init__(self, queries: Tensor, keys: Tensor, eps: float) -> None:
         """queries [heads, D], keys [kv_heads, D]: the weights of each head."""
-        self._weight = torch.cat((queries, keys)).to(torch.float32)
-        self._eps = torch.tensor(eps)
+        #: [heads + kv_heads, D] float32
+        self.weight = torch.cat((queries, keys)).to(torch.float32)
+        self.eps = eps
+        self._eps = torch.tensor(eps, device=self.weight.device)
 
     def apply_(self, heads: Tensor) -> None:
         """heads  [tokens, (heads + kv_heads) · D] float32; may be a part of wider rows"""
-        rows = heads.view(len(heads), *self._weight.shape)
+        rows = heads.view(len(heads), *self.weight.shape)
         norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps, norm, norm, value=1 / rows.shape[-1]).rsqrt_()
-        rows.mul_(scale).mul_(self._weight)
+        rows.mul_(scale).mul_(self.weight)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

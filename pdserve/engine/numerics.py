@@ -29,6 +29,7 @@ class Precision:
     name     "bfloat16" or "float32": what the user chose, and the dtype of the KV pool
     compute  dtype of activations and attention
     linear   kind of all weight matrices
+    device   all weights and activations lie there as plain tensors; None: on the CPU, the way that suits it best
     tiles    deterministic mode: how rows are cut
     """
 
@@ -36,6 +37,7 @@ class Precision:
     compute: torch.dtype
     kv: torch.dtype
     linear: LinearKind
+    device: torch.device | None = None
     tiles: RowTiles | None = None
 
     def padded(self, num_rows: int) -> int:

@@ -18,11 +18,14 @@ from pdserve.engine.model_config import RopeConfig
 class Rotary:
     """Turns of one embedding."""
 
-    def __init__(self, config: RopeConfig, head_dim: int, rotary_dim: int) -> None:
+    def __init__(
+        self, config: RopeConfig, head_dim: int, rotary_dim: int, device: torch.device | None = None
+    ) -> None:
         rest = (head_dim - rotary_dim) // 2
         still = torch.zeros(rest)
-        self._frequencies = torch.cat((rope_frequencies(config, rotary_dim), still))
-        self._lengths = torch.cat((torch.full((rotary_dim // 2,), config.attention_factor), still + 1.0))
+        lengths = torch.cat((torch.full((rotary_dim // 2,), config.attention_factor), still + 1.0))
+        self._frequencies = torch.cat((rope_frequencies(config, rotary_dim), still)).to(device=device)
+        self._lengths = lengths.to(device=device)
 
     def turns(self, positions: Tensor) -> Tensor:
         """What `rotate_` multiplies by: [tokens, 1, D/2] complex64, for positions [tokens] int64."""

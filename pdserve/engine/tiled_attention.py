@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention import Heads, Span, first_block, writer_of
+from pdserve.engine.attention import Heads, Span, Turn, first_block, writer_of
 from pdserve.engine.kv_pool import KvPool, KvReader
 
 
@@ -32,7 +32,9 @@ class TiledAttention:
         self._outputs = torch.zeros(num_rows, heads.query_width)
         self._tiled = {window: _Tiled(pool, spans, heads, window) for window in heads.kinds}
 
-    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+    def attend(self, layer: int, projected: Tensor, turn: Turn) -> Tensor:
+        """Zero in rows behind the last span's."""
+        qkv = turn.of(projected)
         self._writer.write(layer, qkv[: self._num_tokens, self._heads.query_width :])
         tiled = self._tiled[self._heads.window(layer)]
         for index, span in enumerate(self._spans):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,30 +11,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention import BatchedAttention, Heads, Span, StepAttention
-from pdserve.engine.config_reader import load_config
+from pdserve.engine.attention import BatchedAttention, Span, StepAttention, begun_blocks
 from pdserve.engine.kv_pool import KvPool
 from pdserve.engine.layout import KvLayout
-from pdserve.engine.model_config import read_json
-from pdserve.engine.models import MODELS
-from pdserve.engine.models.decoder import Decoder, StepInputs
+from pdserve.engine.model_folder import ModelFolder
+from pdserve.engine.models.decoder import StepInputs
 from pdserve.engine.numerics import Precision, choose_precision, describe
 from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, misfit
+from pdserve.engine.prompt_scores import ScoreSlice, scores_of, slices_of, with_scores
 from pdserve.engine.row_proof import PROVEN_ROWS, prove
 from pdserve.engine.row_tiles import RowTiles
 from pdserve.engine.sampler import sample
 from pdserve.engine.tiled_attention import TiledAttention
-from pdserve.engine.token_scores import token_logprobs
-from pdserve.engine.weights import Weights
-from pdserve.errors import RowFailed
 from pdserve.kv_memory import HostMemory, KvMemory
 from pdserve.malloc import trim_heap
 from pdserve.modelstore.errors import BadModel
 from pdserve.modelstore.progress import ByteProgress
-from pdserve.sampling import SampleKey, SamplingParams, TokenLogprobs
+from pdserve.sampling import SampleKey, SamplingParams
 
 _PROOF_TOKENS = 200
-_SCORED_AT_ONCE = 32  # positions: 32 MiB of float32 logits with a vocabulary of 262,144
 
 
 class TorchRunner:
@@ -69,36 +63,16 @@ class TorchRunner:
         """
         self._num_threads = num_threads or os.cpu_count() or 1
         torch.set_num_threads(self._num_threads)
-        config = load_config(model_dir, MODELS)
-        identity = read_json(model_dir / "config.json")
-        if long_context and config.can_stretch:
-            config = config.stretched()
-            identity["long_context"] = True  # other KV from the same weights
+        folder = ModelFolder.open(model_dir, long_context=long_context, progress=progress)
         tiles = RowTiles() if deterministic else None
         precision = replace(precision or choose_precision(dtype), tiles=tiles)
-        weights = Weights(model_dir, config, progress)
         with torch.inference_mode():
-            self._model = Decoder(config, MODELS[config.architecture], weights, precision)
+            self._model = folder.decoder(precision)
             if tiles is not None:
                 prove(tiles, precision.compute)
         self._precision = precision
-        self._heads = Heads(
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            scale=config.attention_scale,
-            softcap=config.attention_softcap,
-            windows=config.windows,
-        )
-        layout = KvLayout(
-            num_blocks=0,
-            kv_heads=config.num_kv_heads,
-            layers=config.num_layers,
-            block_size=block_size,
-            head_dim=config.head_dim,
-            dtype=str(precision.kv).removeprefix("torch."),
-            item_bytes=precision.kv.itemsize,
-        )
+        self._heads = folder.heads()
+        layout = folder.layout(precision, block_size)
         if num_blocks is None:
             num_blocks = kv_memory_bytes // layout.block_bytes
         if num_blocks < 1:
@@ -106,16 +80,7 @@ class TorchRunner:
         self._layout = replace(layout, num_blocks=num_blocks)
         self._pool = KvPool(self._layout, precision.kv, make_memory)
         trim_heap()
-        fingerprint = weights.fingerprint(identity)
-        self._card = ModelCard(
-            name=model_dir.name,
-            vocab_size=config.vocab_size,
-            window_tokens=config.max_positions,
-            weights_fingerprint=fingerprint,
-            numerics=describe(precision, self._num_threads),
-            deterministic=deterministic,
-            cache_seed=bytes.fromhex(fingerprint),
-        )
+        self._card = folder.card(describe(precision, self._num_threads), deterministic=deterministic)
         if tiles is not None:
             counts = "-".join(map(str, tiles.counts))
             proven = f"{self._card.numerics}/tiles{counts}/rows{PROVEN_ROWS}/bits{self._rehearse()}"
@@ -168,19 +133,19 @@ class TorchRunner:
         if not sound:
             return outputs
         sound_rows = [rows[index] for index in sound]
-        scores: dict[int, tuple[TokenLogprobs, ...]] = {}
-        if any(row.score is not None for row in sound_rows):
-            logits, scores = self._logits_and_scores(sound_rows)
-        else:
-            logits = self.logits(sound_rows)
+        slices = slices_of(sound_rows)
+        with torch.inference_mode():
+            hidden = self._forward(sound_rows, slices)
+            num_sampled = sum(1 for row in sound_rows if row.sample)
+            logits = self._model.logits(hidden[:num_sampled])
+            scores = scores_of(slices, hidden[num_sampled:], self._model.logits)
         asked = [(index, spec) for index in sound if (spec := rows[index].sample) is not None]
         with torch.inference_mode():
             sampled = sample(logits, [spec for _, spec in asked])
         for (index, _), output in zip(asked, sampled, strict=True):
             outputs[index] = output
-        for place, index in enumerate(sound):
-            if place in scores and outputs[index].error is None:
-                outputs[index] = _with_scores(outputs[index], scores[place])
+        for place, given in scores.items():
+            outputs[sound[place]] = with_scores(outputs[sound[place]], given)
         return outputs
 
     def logits(self, rows: Sequence[Row]) -> Tensor:
@@ -191,37 +156,10 @@ class TorchRunner:
         with torch.inference_mode():
             return self._model.logits(self._forward(rows, []))
 
-    def _logits_and_scores(self, rows: Sequence[Row]) -> tuple[Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
-        """As `logits`, and the scores of rows that ask, by their place in `rows`.
-
-        Positions to score go through the head a few at a time: the logits of a whole chunk would be larger than its KV.
-        """
-        slices: list[tuple[int, list[int], list[int], int]] = []  # place, positions in the row, next ids, top
-        for place, row in enumerate(rows):
-            if row.score is None:
-                continue
-            score = row.score
-            for at in range(0, len(score.next_ids), _SCORED_AT_ONCE):
-                ids = list(score.next_ids[at : at + _SCORED_AT_ONCE])
-                first = score.first + at
-                slices.append((place, list(range(first, first + len(ids))), ids, score.top))
-        num_sampled = sum(1 for row in rows if row.sample)
-        found: dict[int, tuple[TokenLogprobs, ...]] = {place: () for place, *_ in slices}
-        with torch.inference_mode():
-            hidden = self._forward(rows, [(place, positions) for place, positions, *_ in slices])
-            logits = self._model.logits(hidden[:num_sampled])
-            begin = num_sampled
-            for place, positions, ids, top in slices:
-                end = begin + len(positions)
-                scored = self._model.logits(hidden[begin:end])
-                found[place] += tuple(token_logprobs(scored, ids, top))
-                begin = end
-        return logits, found
-
-    def _forward(self, rows: Sequence[Row], scored: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
+    def _forward(self, rows: Sequence[Row], scored: Sequence[ScoreSlice]) -> Tensor:
         """Compute all rows.
 
-        scored   (place in `rows`, positions in that row): whose hidden states are wanted besides the last ones
+        scored   whose hidden states are wanted besides the last ones
         returns  [tokens, hidden]: of the last tokens of rows that sample, then of each of `scored`
         """
         torch.set_num_threads(self._num_threads)  # OpenMP keeps it per thread; another one may have built us
@@ -234,10 +172,10 @@ class TorchRunner:
             spans[index] = Span(len(token_ids), len(row.token_ids), row.start, row.block_table)
             token_ids.extend(row.token_ids)
         in_order = list(spans.values())
-        self._begin_blocks(in_order)
+        self._pool.begin_blocks(begun_blocks(in_order, self._layout.block_size))
         positions = [position for span in in_order for position in range(span.start, span.end)]
         last = [spans[index].first + spans[index].length - 1 for index, row in enumerate(rows) if row.sample]
-        wanted = last + [spans[index].first + place for index, places in scored for place in places]
+        wanted = last + [spans[each.place].first + place for each in scored for place in each.positions]
         padding = [0] * (self._precision.padded(len(token_ids)) - len(token_ids))
         with torch.inference_mode():
             step = StepInputs(
@@ -252,23 +190,6 @@ class TorchRunner:
         if self._card.deterministic:
             return TiledAttention(self._pool, spans, self._heads, num_rows)
         return BatchedAttention(self._pool, spans, self._heads, self._precision.compute, num_rows)
-
-    def _begin_blocks(self, spans: list[Span]) -> None:
-        """Zero each block that a row begins here and leaves partly unfilled."""
-        size = self._layout.block_size
-        self._pool.begin_blocks(
-            [
-                span.block_table[span.end // size]
-                for span in spans
-                if span.end % size and span.end // size * size >= span.start
-            ]
-        )
-
-
-def _with_scores(output: RowOutput, scores: tuple[TokenLogprobs, ...]) -> RowOutput:
-    if not all(math.isfinite(each.logprob) for each in scores):
-        return RowOutput(error=RowFailed("logits are not finite"))
-    return replace(output, scores=scores)
 
 
 def _order(row: Row) -> tuple[bool, int]:

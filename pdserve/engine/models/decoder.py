@@ -17,6 +17,7 @@ from pdserve.engine.models.self_attention import LoadQkv, SelfAttention
 from pdserve.engine.models.tensors import LayerTensors
 from pdserve.engine.numerics import Precision
 from pdserve.engine.rotary import Rotary, drawn_positions
+from pdserve.engine.row_table import ResidentTable, Rows
 from pdserve.engine.row_tiles import RowFunction
 from pdserve.engine.weights import Weights
 from pdserve.modelstore.expected_tensors import HEAD
@@ -44,7 +45,13 @@ class Decoder:
         """Raises BadModel if a tensor is missing or has another shape."""
         self._stored = torch.float32 if precision.name == "float32" else torch.bfloat16
         table, table_shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
-        self._embeddings = weights.table(table, table_shape)
+        self._embeddings: Rows
+        if precision.device is None:
+            self._embeddings = weights.table(table, table_shape)
+        else:
+            self._embeddings = ResidentTable(
+                weights.load(table, table_shape).to(precision.device, self._stored, copy=True)
+            )
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(self._stored))
         self._compute = precision.compute
         make_feed_forward = family.feed_forwards()
@@ -56,10 +63,14 @@ class Decoder:
         self._norm = _norm(config, weights.load("model.norm.weight", (config.hidden_size,)), precision)
         # One that is stored counts whatever the config says, as in transformers 5: its numbers may be others.
         head = table if config.tied_embeddings and HEAD not in weights else HEAD
-        self._head = Head(precision, weights.load(head, table_shape), config.final_softcap)
+        if head == table and isinstance(self._embeddings, ResidentTable):
+            matrix = self._embeddings.values
+        else:
+            matrix = weights.load(head, table_shape)
+        self._head = Head(precision, matrix, config.final_softcap)
         weights.release()
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
-        rotaries = [Rotary(rope, config.head_dim, config.rotary_dim) for rope in ropes]
+        rotaries = [Rotary(rope, config.head_dim, config.rotary_dim, precision.device) for rope in ropes]
         self._turns = [
             precision.rowwise("turns of positions", rotary.turns, 1, lambda rows: (drawn_positions(rows),))
             for rotary in rotaries
@@ -82,7 +93,7 @@ class Decoder:
         Apart from `forward`, since the logits of a whole chunk at once would be larger than its KV.
         """
         if not len(hidden):
-            return torch.empty(0, self._vocab_size)
+            return torch.empty(0, self._vocab_size, device=hidden.device)
         return self._head(self._norm(hidden))
 
 
@@ -122,5 +133,5 @@ class _Layer:
 
 
 def _norm(config: ModelConfig, weight: Tensor, precision: Precision) -> RowFunction:
-    norm = RmsNorm(weight, config.norm_eps, precision.compute, config.norm_offset)
+    norm = RmsNorm(weight.to(device=precision.device), config.norm_eps, precision.compute, config.norm_offset)
     return precision.rowwise(f"norm of {len(weight)}", norm, len(weight))

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention import StepAttention
+from pdserve.engine.attention import StepAttention, Turn
 from pdserve.engine.layers import HeadNorm, make_linear
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.tensors import LayerTensors, Projection, stacked
@@ -52,8 +52,8 @@ class SelfAttention:
         self._qkv = make_linear(precision, *projection)
         out = tensors.projection("self_attn.o_proj", hidden, queries, config.output_bias)
         self._out = make_linear(precision, *out)
-        self._norm = _head_norm(config, tensors) if config.has_qk_norm else None
-        rotary = Rotary(config.rope, config.head_dim, config.rotary_dim)
+        self._norm = _head_norm(config, tensors, precision.device) if config.has_qk_norm else None
+        rotary = Rotary(config.rope, config.head_dim, config.rotary_dim, precision.device)
         self._turned = precision.rowwise(
             "turn",
             self._turn,
@@ -63,8 +63,8 @@ class SelfAttention:
 
     def __call__(self, x: Tensor, turns: Tensor, attention: StepAttention) -> Tensor:
         """[tokens, hidden] → [tokens, hidden], in the dtype of the activations."""
-        qkv = self._turned(self._qkv(x), turns)
-        return self._out(attention.attend(self._index, qkv).to(x.dtype))
+        turn = Turn(self._turned, turns, self._norm)
+        return self._out(attention.attend(self._index, self._qkv(x), turn).to(x.dtype))
 
     def _turn(self, projected: Tensor, turns: Tensor) -> Tensor:
         """As float32, queries and keys normalised where the family does that, and turned. May overwrite `projected`."""
@@ -76,11 +76,11 @@ class SelfAttention:
         return qkv
 
 
-def _head_norm(config: ModelConfig, tensors: LayerTensors) -> HeadNorm:
+def _head_norm(config: ModelConfig, tensors: LayerTensors, device: torch.device | None) -> HeadNorm:
     """The norms of queries and keys, their weights in the order in which the heads' pairs lie."""
 
     def weights(name: str, num_heads: int) -> Tensor:
-        stored = tensors.norm(f"self_attn.{name}", config.head_dim)
+        stored = tensors.norm(f"self_attn.{name}", config.head_dim).to(device=device)
         weight = interleave_pairs(stored, 1, config.rotary_dim).to(torch.float32) + config.norm_offset
         return weight.expand(num_heads, -1)
 

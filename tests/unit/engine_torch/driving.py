@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
 from pdserve.engine.numerics import Precision
-from pdserve.engine.port import Row, SampleSpec
+from pdserve.engine.port import Row, Runner, SampleSpec
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.sampling import SampleKey, SamplingParams
 from tests.support.memories import pool_bytes
 
 BLOCK_SIZE = 16
+
+
+class GivesLogits(Runner, Protocol):
+    """A runner that computes them."""
+
+    def logits(self, rows: Sequence[Row]) -> Tensor: ...
+
+
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -75,7 +84,7 @@ class Stream:
             self.ids.append(token_id)
 
 
-def advance(runner: TorchRunner, parts: Sequence[tuple[Stream, int]]) -> None:
+def advance(runner: Runner, parts: Sequence[tuple[Stream, int]]) -> None:
     """One step: each sequence computes so many tokens; sampled ones are appended."""
     rows = [stream.row(length) for stream, length in parts]
     for (stream, _), row, output in zip(parts, rows, runner.run(rows), strict=True):
@@ -83,7 +92,7 @@ def advance(runner: TorchRunner, parts: Sequence[tuple[Stream, int]]) -> None:
         stream.computed(row, output.token_id)
 
 
-def advance_with_logits(runner: TorchRunner, parts: Sequence[tuple[Stream, int]]) -> list[Tensor | None]:
+def advance_with_logits(runner: GivesLogits, parts: Sequence[tuple[Stream, int]]) -> list[Tensor | None]:
     """The same, greedy, giving the logits of rows that sampled."""
     rows = [stream.row(length) for stream, length in parts]
     logits = iter(runner.logits(rows))
@@ -95,9 +104,7 @@ def advance_with_logits(runner: TorchRunner, parts: Sequence[tuple[Stream, int]]
     return given
 
 
-def copy_blocks(
-    source: TorchRunner, source_ids: Sequence[int], target: TorchRunner, target_ids: Sequence[int]
-) -> None:
+def copy_blocks(source: Runner, source_ids: Sequence[int], target: Runner, target_ids: Sequence[int]) -> None:
     """What a link does: move whole blocks, byte by byte."""
     size = source.layout.block_bytes
     for here, there in zip(source_ids, target_ids, strict=True):

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention import BatchedAttention, Heads, Span, StepAttention
+from pdserve.engine.attention import BatchedAttention, Heads, Span, StepAttention, Turn
 from pdserve.engine.kv_pool import KvPool
 from pdserve.engine.tiled_attention import TiledAttention
 from tests.unit.engine_torch.test_kv_pool import D, H, L, S, make_pool
 
 GROUP = 2
 LAYER = 1
+TURNED = Turn(lambda projected, _: projected, torch.empty(0), None)
 # By name: what they are, and the window of LAYER; the other layer has another one.
 KINDS: dict[str, tuple[Heads, int]] = {
     "plain": (Heads(H * GROUP, H, D), 0),
@@ -84,7 +85,7 @@ def test_equals_plain_attention(form: str, step: str, kind: str, padding: int) -
         if start:
             # What earlier steps left in the pool; the runner has zeroed the blocks that it began.
             pool.begin_blocks(table)
-            build(form, pool, [Span(0, start, 0, table)], heads, start).attend(LAYER, history[:start])
+            build(form, pool, [Span(0, start, 0, table)], heads, start).attend(LAYER, history[:start], TURNED)
         elif length % S:
             pool.begin_blocks(table[-1:])
         spans.append(Span(first, length, start, table))
@@ -92,7 +93,7 @@ def test_equals_plain_attention(form: str, step: str, kind: str, padding: int) -
         first += length
     qkv = torch.cat([history[span.start :] for span, history in zip(spans, histories, strict=True)])
     qkv = torch.cat((qkv, torch.full((padding, qkv.shape[1]), 5.0)))
-    got = build(form, pool, spans, heads, len(qkv)).attend(LAYER, qkv)
+    got = build(form, pool, spans, heads, len(qkv)).attend(LAYER, qkv, TURNED)
     want = torch.cat(
         [
             plain(history, span.start, span.length, heads, window)
