@@ -131,12 +131,11 @@ class Tokenizer:
 
     @cached_property
     def _pieces(self) -> TextPieces:
-        return TextPieces(self.spelled)
+        return TextPieces(self._spelled)
 
     @cached_property
-    def spelled(self) -> list[bytes]:
-        """How each token is written, also where that isn't just its bytes. Made when it is first asked for: up to a
-        second."""
+    def _spelled(self) -> list[bytes]:
+        """How each token is written, also where that isn't just its bytes."""
         try:
             return self.token_bytes()
         except InvalidRequest:

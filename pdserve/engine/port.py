@@ -5,9 +5,9 @@ The scheduler decides which positions are computed and which blocks they lie in;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pdserve.engine.layout import KvLayout
 from pdserve.errors import RowFailed
@@ -20,14 +20,21 @@ from pdserve.token_mask import TokenMask
 class SampleSpec:
     """Sample the token behind `ids`; a pure function of these values and the logits.
 
-    ids   prompt and tokens so far; the sampled token gets position len(ids)
+    ids   prompt and tokens so far
     mask  which tokens the request's structure allows here; None = all
+    num_unknown  tokens behind `ids` that are sampled and not known yet (`LaunchingRunner`)
     """
 
     key: SampleKey
     ids: Sequence[int]
     num_prompt_tokens: int
     mask: TokenMask | None = None
+    num_unknown: int = 0
+
+    @property
+    def position(self) -> int:
+        """Of the sampled token."""
+        return len(self.ids) + self.num_unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +108,10 @@ def nothing_left(spec: SampleSpec) -> RowFailed:
     """The error of a row that has no token to sample from: with a structure, two wishes of its request collide."""
     structure = spec.key.params.structure
     if structure is None:
-        return RowFailed("every token is ruled out", position=len(spec.ids))
+        return RowFailed("every token is ruled out", position=spec.position)
     return RowFailed(
         f"what {structure.kind.value} allows here, the request's other settings or the vocabulary rule out",
-        position=len(spec.ids),
+        position=spec.position,
     )
 
 
@@ -144,4 +151,26 @@ class Runner(Protocol):
         When it returns, the KV is complete. Raises when the step as a whole failed; the pool then may hold garbage
         in the rows' blocks, nowhere else.
         """
+        ...
+
+
+Launched = TypeVar("Launched")
+
+
+class LaunchingRunner(Runner, Protocol[Launched]):
+    """A runner on a device, which computes beside the host: a step can be launched before the one before it is read.
+
+    Steps are collected in the order in which they were launched, and at most two are launched and not collected.
+    """
+
+    def launch(self, rows: Sequence[Row], after: Mapping[int, int] | None = None) -> Launched:
+        """Begin what `run` does. Doesn't wait for the device, unless a row is to be scored.
+
+        after  rows of one token that isn't known yet: it is what that row of the step launched last samples. Their
+               token_ids are ignored, their SampleSpec has num_unknown = 1
+        """
+        ...
+
+    def collect(self, launched: Launched) -> list[RowOutput]:
+        """Wait for a step, and give what `run` does. A row behind one that failed gives something without meaning."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kv_transfer.link_facts import STREAM, LinkFacts
 from kv_transfer.transports.nccl_port import NCCL
+from pdserve.kv_memory import KvMemory
 from pdserve.node.ports import WorkerSetup
 from pdserve.wire_version import announced
 
@@ -15,7 +16,7 @@ def link_facts(setup: WorkerSetup, role_generation: int) -> LinkFacts:
     card, pool = runner.card, runner.pool
     wire = announced(setup.config.cluster.wire_minor)
     kinds = setup.config.transport.kinds
-    transports = tuple(kind for kind in kinds if kind in (STREAM, NCCL) or pool.export(kind) is not None)
+    transports = tuple(kind for kind in kinds if _may_go_over(kind, pool))
     return LinkFacts(
         layout_json=runner.layout.wire_json(),
         weights_fingerprint=card.weights_fingerprint,
@@ -28,3 +29,9 @@ def link_facts(setup: WorkerSetup, role_generation: int) -> LinkFacts:
         wire=wire,
         role_generation=role_generation,
     )
+
+
+def _may_go_over(kind: str, pool: KvMemory) -> bool:
+    if kind == STREAM:
+        return pool.device == "cpu"  # its bytes go through sockets of the host
+    return kind == NCCL or pool.export(kind) is not None

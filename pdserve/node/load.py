@@ -9,9 +9,11 @@ from pathlib import Path
 
 import structlog
 
+from kv_transfer.transports.nccl_port import NCCL
 from pdserve.clock import Clock, spend_s
 from pdserve.engine.kernel_caches import bound_kernel_caches
 from pdserve.engine.port import Row, Runner
+from pdserve.errors import Incompatible
 from pdserve.kv_memory import HostMemory
 from pdserve.memfd import MEMFD, shareable_memory
 from pdserve.modelstore.progress import ByteProgress
@@ -113,10 +115,27 @@ def _make_memory(config: Config) -> Callable[[int], HostMemory]:
 def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
     bound_kernel_caches()
     # Here, so that a worker with the fake engine never imports torch.
+    from pdserve.engine.device.devices import find_cuda
+    from pdserve.engine.device.runner import DeviceRunner, device_precision
     from pdserve.engine.numerics import choose_precision
     from pdserve.engine.torch_runner import TorchRunner
 
     engine = config.engine
+    device = find_cuda(engine.device)
+    if device is not None:
+        verify_for_gpu(config)
+        return DeviceRunner(
+            folder,
+            device,
+            precision=device_precision(engine.dtype, device),
+            num_blocks=engine.num_blocks or None,
+            utilization=engine.gpu_memory_utilization,
+            block_size=engine.block_size,
+            max_step_tokens=engine.max_step_tokens,
+            max_batch=engine.max_batch,
+            long_context=engine.long_context,
+            progress=progress,
+        )
     return TorchRunner(
         folder,
         dtype=engine.dtype,
@@ -130,6 +149,23 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
         progress=progress,
         make_memory=_make_memory(config),
     )
+
+
+def verify_for_gpu(config: Config) -> None:
+    """Raises Incompatible: settings that only a CPU can keep."""
+    engine = config.engine
+    if engine.deterministic:
+        raise Incompatible("engine.deterministic can't be kept on a GPU; engine.device=cpu can")
+    if engine.linear not in ("auto", "plain"):
+        raise Incompatible(
+            "engine.linear names a kernel of CPUs, the engine computes on a GPU", linear=engine.linear
+        )
+    if config.worker.role != "both" and NCCL not in config.transport.kinds:
+        raise Incompatible(
+            "the KV pool lies on a GPU, from where links go over nccl; add it to transport.kinds, or set "
+            "engine.device=cpu",
+            kinds=",".join(config.transport.kinds),
+        )
 
 
 def _load_fake(config: Config, clock: Clock) -> LoadedModel:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from typing import Any
 from pdserve.errors import InvalidRequest
 from pdserve.fields import plain_id, setting
 from pdserve.service.address import file_of, verify_address
-from pdserve.service.http_config import HttpConfig
 from pdserve.service.router_config import RouterConfig
 from pdserve.service.scaling_config import ScalingConfig
 from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of, shown
@@ -39,6 +39,10 @@ def _routers(texts: tuple[str, ...]) -> str:
 
 def _block_size(value: int) -> str:
     return "" if value & (value - 1) == 0 else "a power of two"
+
+
+def _device(text: str) -> str:
+    return "" if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text) else "auto, cpu, or cuda:N"
 
 
 def _positive(default: float, doc: str) -> float:
@@ -133,6 +137,11 @@ class EngineConfig:
 
     kind: str = setting("torch", "torch, or fake: no model; its text proves where every block went",
                         choices=("torch", "fake"))  # fmt: skip
+    device: str = setting(
+        "auto",
+        "what it computes on: cpu, cuda:N, or auto = the first GPU that torch finds, else the CPU",
+        verify=_device,
+    )
     dtype: str = setting("auto", "auto = bfloat16 where the CPU has instructions for it, else float32",
                          choices=("auto", "bfloat16", "float32"))  # fmt: skip
     linear: str = setting(
@@ -154,8 +163,15 @@ class EngineConfig:
     )
     block_size: int = setting(16, "token positions in a KV block", unit="tokens", least=1, most=1024,
                               verify=_block_size)  # fmt: skip
-    num_blocks: int = setting(0, "KV blocks in the pool; 0 = as many as kv_memory_bytes holds", least=0)
-    kv_memory_bytes: int = setting(1 << 30, "memory of the KV pool", unit="bytes", least=1)
+    num_blocks: int = setting(
+        0,
+        "KV blocks in the pool; 0 = as many as kv_memory_bytes, or the rest of a GPU's memory, holds",
+        least=0,
+    )
+    kv_memory_bytes: int = setting(1 << 30, "memory of the KV pool, on a CPU", unit="bytes", least=1)
+    gpu_memory_utilization: float = setting(
+        0.9, "part of a GPU's memory that weights, steps and the KV pool may fill", least=0.05, most=1.0
+    )
     max_step_tokens: int = setting(
         512, "most tokens in one step, and the largest prefill chunk", unit="tokens", least=1
     )
@@ -266,7 +282,7 @@ class MetricsConfig:
         check_fields("metrics", self)
 
 
-_ROUTER, _HTTP, _NO_TLS, _SCALING = RouterConfig(), HttpConfig(), TlsConfig(), ScalingConfig()
+_ROUTER, _NO_TLS, _SCALING = RouterConfig(), TlsConfig(), ScalingConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +291,6 @@ class Config:
 
     timeouts: TimeoutsConfig = TimeoutsConfig()
     router: RouterConfig = _ROUTER
-    http: HttpConfig = _HTTP
     worker: WorkerConfig = WorkerConfig()
     engine: EngineConfig = EngineConfig()
     transport: TransportConfig = TransportConfig()

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from pdserve.node.load import LoadProgress, load_model
+from pdserve.errors import Incompatible
+from pdserve.node.load import LoadProgress, load_model, verify_for_gpu
 from pdserve.service.config import load
+from pdserve.service.settings import ConfigError
 from pdserve.tokenizer import Tokenizer
 from tests.support.virtual_clock import VirtualClock
 from tests.unit.engine_torch.random_model import write_random_model
@@ -35,3 +38,33 @@ def test_texts_end_as_the_tokenizer_of_the_folder_says(
     settings = load(flags={"worker.model": str(folder), "engine.num_blocks": 4, "engine.dtype": "float32"})
     model = load_model(settings, LoadProgress(clock, lambda state: None, None), clock)
     assert model.eos_token_ids == Tokenizer.load(folder).eos_token_ids == want
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path / "m")
+    for name, content in Tokenizer.fake().files.items():
+        (folder / name).write_bytes(content)
+    clock = VirtualClock()
+    settings = load(flags={"worker.model": str(folder), "engine.device": "cuda:1"})
+    with pytest.raises(Incompatible, match=r"names a GPU that isn't there .*device=cuda:1"):
+        load_model(settings, LoadProgress(clock, lambda state: None, None), clock)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"engine.deterministic": True}, "deterministic"),
+        ({"engine.linear": "onednn"}, "linear=onednn"),
+        ({"worker.role": "prefill"}, "add it to transport.kinds.*kinds=memfd,stream"),
+    ],
+)
+def test_settings_of_cpus_are_refused_on_a_gpu(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(Incompatible, match=words):
+        verify_for_gpu(load(flags=settings))
+
+
+@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:x", "cuda:1,cuda:2", ""])
+def test_devices_have_names(text: str) -> None:
+    with pytest.raises(ConfigError, match="auto, cpu, or cuda:N"):
+        load(flags={"engine.device": text})
