@@ -60,7 +60,12 @@ def read_schema(text: str) -> dict[str, Any]:
 
 def schema_to_lark(schema: dict[str, Any]) -> str:
     """The grammar of a schema."""
-    return f"{HEADER}start: %json {json.dumps({**schema, _OPTIONS_KEY: _JSON_OPTIONS})}"
+    return f"{HEADER}start: {json_rule(schema)}"
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """The same as a part of a grammar: what stands behind a rule's colon."""
+    return f"%json {json.dumps({**schema, _OPTIONS_KEY: _JSON_OPTIONS})}"
 
 
 def is_gbnf(text: str) -> bool:

@@ -1,0 +1,1 @@
+"""What a model writes to itself before it answers, told apart from the answer."""
