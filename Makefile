@@ -126,7 +126,7 @@ check-tests:
 # --- virtual environments; a stamp file says what is in them
 
 $(VENV)/.installed: constraints.txt pyproject.toml tools/venv.sh
-	@bash tools/venv.sh $(VENV) -c constraints.txt -e .
+	@bash tools/venv.sh $(VENV) -c constraints.txt -e '.[http]'
 	@touch $@
 
 $(VENV)/.installed-dev: constraints.txt pyproject.toml tools/venv.sh

@@ -131,11 +131,12 @@ class Tokenizer:
 
     @cached_property
     def _pieces(self) -> TextPieces:
-        return TextPieces(self._spelled)
+        return TextPieces(self.spelled)
 
     @cached_property
-    def _spelled(self) -> list[bytes]:
-        """How each token is written, also where that isn't just its bytes."""
+    def spelled(self) -> list[bytes]:
+        """How each token is written, also where that isn't just its bytes. Made when it is first asked for: up to a
+        second."""
         try:
             return self.token_bytes()
         except InvalidRequest:

@@ -52,9 +52,7 @@ class CallerInterceptor(_Interceptor):
             try:
                 self._admit(method, handler_call_details.invocation_metadata)
             except PdserveError as error:
-                self._metrics.calls_refused.labels(status=error.code.value).inc()
-                if method == GENERATE:
-                    self._metrics.requests.labels(status=error.code.value).inc()
+                self._metrics.count_call_refused(error, is_request=method == GENERATE)
                 return refusal(error)
         return await continuation(handler_call_details)
 

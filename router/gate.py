@@ -49,14 +49,21 @@ class Gate(_Interceptor):
         if method not in TAKE_PLACES:
             return handler
         try:
-            place = self._admission.arrive()
+            place = self.arrive(is_request=method == GENERATE)
         except PdserveError as error:
-            self._refused(error, is_request=method == GENERATE)
             return refusal(error)
         task = asyncio.current_task()
         assert task is not None, "a server's calls run in tasks"
         task.add_done_callback(lambda _: place.give_back())
         return self._counted(handler, task, place) if method == GENERATE else handler
+
+    def arrive(self, *, is_request: bool) -> Place:
+        """A place for a call; its refusal is counted and told. Raises Overloaded, Draining."""
+        try:
+            return self._admission.arrive()
+        except PdserveError as error:
+            self._refused(error, is_request=is_request)
+            raise
 
     def take_place(self) -> Place:
         """Of the request that the current task serves. Once a request."""

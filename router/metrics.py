@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pdserve.errors import Code
+from pdserve.errors import Code, PdserveError
 from pdserve.figures import RouterFigures, Spread
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -172,6 +172,13 @@ class RouterMetrics:
         """Of all phases."""
         for phase, num_attempts in num_by_phase.items():
             self.phases.labels(phase=phase).set(num_attempts)
+
+    def count_call_refused(self, error: PdserveError, *, is_request: bool) -> None:
+        """A call had no valid key, or was over its key's limits."""
+        status = error.code.value
+        self.calls_refused.labels(status=status).inc()
+        if is_request:
+            self.requests.labels(status=status).inc()
 
     def count_unknown(self, channel: str, what: str) -> None:
         """One more message of a later version."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
@@ -28,6 +29,7 @@ from pdserve.service.receiving import Receiving
 from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
 from pdserve.service.rpc_requests import RequestReader
 from pdserve.service.secret import read_secret
+from pdserve.service.settings import ConfigError
 from pdserve.service.tls import server_credentials
 from pdserve.service.wrong_listener import WrongListener
 from pdserve.tokenizer import Tokenizer
@@ -36,10 +38,14 @@ from router.app import RouterApp
 from router.caller_interceptor import CallerInterceptor, asker_of_call
 from router.door import InferenceServicer
 from router.gate import Gate
+from router.http_backend import RouterHttpBackend
 from router.keys_follower import KeysFollower
 from router.model_folder import load_tokenizer
 from router.structures import NUM_THREADS
 from router.work import ThreadWork
+
+if TYPE_CHECKING:
+    from http_door.server import DoorServer
 
 log = structlog.get_logger()
 
@@ -108,6 +114,7 @@ class _Process:
         stop_grace_s: float,
     ) -> None:
         self._config = config
+        self._clock = clock
         self._random = random
         self._stop_grace_s = stop_grace_s
         self._tasks = tasks
@@ -142,14 +149,11 @@ class _Process:
         self._gate = Gate(self._app.admission, self._app.metrics, clock)
         most_bytes = 2 * router.max_request_bytes  # of larger messages not even the bytes are taken in
 
-        def reader(message_bytes: int) -> RequestReader:
-            most = max(1, router.max_receiving_bytes // message_bytes)
+        self._receiving = self._receiving_of(most_bytes)
+
+        def reader(receiving: Receiving) -> RequestReader:
             return RequestReader(
-                router.max_request_bytes,
-                self._app.turns,
-                asker_of_call,
-                self._app.on_unread,
-                Receiving(most, clock, self._app.metrics.receiving_refused.inc),
+                router.max_request_bytes, self._app.turns, asker_of_call, self._app.on_unread, receiving
             )
 
         self._for_clients = make_server(
@@ -157,13 +161,17 @@ class _Process:
             answer_s=timeouts.client_stall_s,
             max_message_bytes=most_bytes,
             random=random,
-            gates=(CallerInterceptor(self._app.callers, self._app.metrics), self._gate, reader(most_bytes)),
+            gates=(
+                CallerInterceptor(self._app.callers, self._app.metrics),
+                self._gate,
+                reader(self._receiving),
+            ),
         )
         self._for_workers = make_server(
             keepalive_s=timeouts.keepalive_s,
             max_message_bytes=router.max_message_bytes,
             random=random,
-            gates=(reader(router.max_message_bytes),),
+            gates=(reader(self._receiving_of(router.max_message_bytes)),),
         )
         self._guard = RouterGuard(router_id, secret, clock, random)
         self._health = Health(self._for_clients, self._for_workers)
@@ -177,20 +185,49 @@ class _Process:
                 address, workers_address = self._listen_for_clients(), self._listen_for_workers()
                 await self._for_workers.start()
                 await self._for_clients.start()
+                door, http_address = self._open_http()
                 self._listening = True
                 side_tasks = [self._tasks.create_task(self._tell_health())]
                 if self._keys is not None:
                     side_tasks.append(self._tasks.create_task(self._keys.run(self._app.callers)))
                 log.info(
-                    "router.listening", address=address, workers=workers_address, metrics=metrics_address
+                    "router.listening",
+                    address=address,
+                    workers=workers_address,
+                    http=http_address,
+                    metrics=metrics_address,
                 )
                 await stop.wait()
-                await self._drain()
+                await self._drain(door)
                 for task in side_tasks:
                     task.cancel()
         finally:
             self._watch.stop()
             http.close()
+
+    def _receiving_of(self, message_bytes: int) -> Receiving:
+        """As many messages of this size at a time as may be held."""
+        most = max(1, self._config.router.max_receiving_bytes // message_bytes)
+        return Receiving(most, self._clock, self._app.metrics.receiving_refused.inc)
+
+    def _open_http(self) -> tuple[DoorServer | None, str]:
+        """The HTTP door, if there is to be one, and its address. Raises ConfigError."""
+        if not self._config.http.listen:
+            return None, ""
+        try:
+            from http_door.opening import open_door  # an extra
+        except ImportError as error:
+            raise ConfigError("http.listen needs the extra http: pip install 'pdserve[http]'") from error
+        return open_door(
+            RouterHttpBackend(self._app, self._gate, self._not_ready),
+            self._config,
+            self._config.http.listen,
+            clock=self._clock,
+            random=self._random,
+            registry=self._registry,
+            receiving=self._receiving,
+            stop_grace_s=self._stop_grace_s,
+        )
 
     def _listen_for_clients(self) -> str:
         server = self._for_clients
@@ -230,7 +267,7 @@ class _Process:
             self._health_changed.clear()
             await self._health_changed.wait()
 
-    async def _drain(self) -> None:
+    async def _drain(self, door: DoorServer | None) -> None:
         self._asked_to_stop = True
         await self._health.drain()
         if delay_s := self._config.router.drain_delay_s:
@@ -238,9 +275,8 @@ class _Process:
             await asyncio.sleep(delay_s)
         await self._app.drain()
         self._app.close_sessions()
-        await asyncio.gather(
-            self._for_clients.stop(self._stop_grace_s), self._for_workers.stop(self._stop_grace_s)
-        )
+        stopping = [each.stop(self._stop_grace_s) for each in (self._for_clients, self._for_workers)]
+        await asyncio.gather(*stopping, *([] if door is None else [door.stop()]))
 
     def _not_ready(self) -> list[str]:
         reasons = []

@@ -12,6 +12,8 @@ from pdserve.service.config import Config
 from pdserve.service.exposure import workers_listen
 from pdserve.service.settings import ConfigError
 
+HTTP_PORT = 8000
+_LOOPBACK = "127.0.0.1"
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -56,6 +58,7 @@ class ClusterPlan:
     """The whole cluster.
 
     target       what clients dial; operators: what operators and workers dial
+    http         URL of the router's HTTP door; "" = it has none
     secret_file  which all processes have in common
     """
 
@@ -63,6 +66,7 @@ class ClusterPlan:
     operators: str
     secret_file: str
     router: ProcessSpec
+    http: str = ""
     workers: tuple[ProcessSpec, ...]
 
     @property
@@ -79,6 +83,7 @@ class Layout:
     cores    CPU numbers that this process may use, divided by `num_seats`: workers that there may be at most, at once
     environ  of this process
     reserve  (host, port) → port: keeps an address for a child, a free port for 0; raises ConfigError if it is taken
+    has_http  whether HTTP can be served: it is an extra
     draw_secret  port of the workers' listener → a file with a secret for this cluster; called if none is configured
     Raises ConfigError when the shape can't serve a request.
     """
@@ -95,8 +100,10 @@ class Layout:
         reserve: Callable[[str, int], int],
         draw_secret: Callable[[int], Path],
         num_seats: int = 0,
+        has_http: bool = True,
     ) -> None:
         _check(shape, config)
+        self._has_http = has_http
         self._config, self._config_file, self._environ = config, config_file, environ
         self._reserve = reserve
         roles = shape.roles()
@@ -111,7 +118,9 @@ class Layout:
         secret_file = config.cluster.secret_file or str(draw_secret(workers_port))
         self._flags = {**flags, "cluster.secret_file": secret_file}
         router_id = config.router.id or "router"
+        http = self._http_address(port)
         router = {
+            **({"http.listen": http} if http else {}),
             "router.listen": listen,
             "router.workers_listen": for_workers,
             "router.id": router_id,
@@ -122,11 +131,25 @@ class Layout:
             operators=self._operators,
             secret_file=secret_file,
             router=self._spec("router", router_id, 0, router),
+            http=f"{'https' if config.tls.cert_file else 'http'}://{dialled(http)}" if http else "",
             workers=tuple(
                 self.worker(role, f"{role}-{roles[:index].count(role)}", index)
                 for index, role in enumerate(roles)
             ),
         )
+
+    def _http_address(self, clients_port: int) -> str:
+        """Of the HTTP door: as set; else on loopback at the port that everybody knows, if that is free."""
+        if self._config.http.listen:
+            host, port = split_address(self._config.http.listen)
+            return join_address(host, self._reserve(host, port))
+        if not self._has_http:
+            return ""
+        try:
+            port = self._reserve(_LOOPBACK, HTTP_PORT if clients_port else 0)
+        except ConfigError:
+            port = self._reserve(_LOOPBACK, 0)
+        return join_address(_LOOPBACK, port)
 
     def worker(self, role: str, name: str, seat: int) -> ProcessSpec:
         """A worker on one of the seats, which has its cores and its address for metrics; raises ConfigError for that.

@@ -28,6 +28,7 @@ def write_ready_file(path: Path, plan: ClusterPlan, processes: Sequence[ProcessR
     """
     content = {
         "router": plan.target,
+        "http": plan.http,
         "operators": plan.operators,
         "secret_file": plan.secret_file,
         "processes": [asdict(row) for row in processes],

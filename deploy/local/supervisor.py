@@ -262,7 +262,10 @@ class Supervisor:
                 self.announced.set()
                 self._write_ready_file()
                 took_s = self._clock.now_s() - self._started_s
-                self._screen.say(f"pdserve is ready at {self._plan.target}: {self._title}, in {took_s:.1f} s")
+                http = f" and {self._plan.http}" if self._plan.http else ""
+                self._screen.say(
+                    f"pdserve is ready at {self._plan.target}{http}: {self._title}, in {took_s:.1f} s"
+                )
                 return
             if self._clock.now_s() - self._moved_s >= self._slow_start_s:
                 self._moved_s = self._clock.now_s()

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from deploy.local.output import FolderOutput, PrefixedOutput, ProcessOutput
@@ -64,6 +65,7 @@ def run_up(options: UpOptions) -> str | None:
             reserve=ports.reserve,
             draw_secret=lambda port: stack.enter_context(drawn_secret(port, system_random())),
             num_seats=0 if options.scaled is None else options.scaled.most,
+            has_http=find_spec("starlette") is not None and find_spec("uvicorn") is not None,
         )
         width = max(len(spec.id) for spec in layout.plan.processes)
         terminal = stack.enter_context(TerminalScreen(sys.stderr, width)) if options.is_terminal else None

@@ -26,12 +26,13 @@ WORKER = {
 ROUTER = {
     "listen": "router.listen",
     "workers-listen": "router.workers_listen",
+    "http-listen": "http.listen",
     "model": "router.model",
     "id": "router.id",
     "insecure": "cluster.insecure",
 }
 UP = {name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")} | {
-    name: ROUTER[name] for name in ("listen", "workers-listen")
+    name: ROUTER[name] for name in ("listen", "workers-listen", "http-listen")
 }
 UP |= {"ttft-target": "scaling.ttft_target_s", "itl-target": "scaling.itl_target_s"}
 

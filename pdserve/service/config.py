@@ -19,6 +19,7 @@ from typing import Any
 from pdserve.errors import InvalidRequest
 from pdserve.fields import plain_id, setting
 from pdserve.service.address import file_of, verify_address
+from pdserve.service.http_config import HttpConfig
 from pdserve.service.router_config import RouterConfig
 from pdserve.service.scaling_config import ScalingConfig
 from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of, shown
@@ -282,7 +283,7 @@ class MetricsConfig:
         check_fields("metrics", self)
 
 
-_ROUTER, _NO_TLS, _SCALING = RouterConfig(), TlsConfig(), ScalingConfig()
+_ROUTER, _HTTP, _NO_TLS, _SCALING = RouterConfig(), HttpConfig(), TlsConfig(), ScalingConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +292,7 @@ class Config:
 
     timeouts: TimeoutsConfig = TimeoutsConfig()
     router: RouterConfig = _ROUTER
+    http: HttpConfig = _HTTP
     worker: WorkerConfig = WorkerConfig()
     engine: EngineConfig = EngineConfig()
     transport: TransportConfig = TransportConfig()

@@ -33,10 +33,14 @@ def check_router(config: Config, *, has_secret: bool) -> list[str]:
 
     Raises ConfigError if there are any and `cluster.insecure` isn't set.
     """
-    has_keys, has_tls = bool(config.router.keys_file), bool(config.tls.cert_file)
+    asks_clients = bool(config.router.keys_file) and bool(config.tls.cert_file)
+    http = (
+        [_Listener("http.listen", config.http.listen, asks_clients, _SET_KEYS)] if config.http.listen else []
+    )
     return _check(
         config,
-        _Listener("router.listen", config.router.listen, has_keys and has_tls, _SET_KEYS),
+        _Listener("router.listen", config.router.listen, asks_clients, _SET_KEYS),
+        *http,
         _Listener("router.workers_listen", workers_listen(config.router), has_secret, _SET_SECRET),
     )
 

@@ -85,6 +85,43 @@ def server_credentials(tls: TlsConfig, ca_file: str) -> grpc.ServerCredentials |
     )
 
 
+def server_context(tls: TlsConfig, ca_file: str) -> ssl.SSLContext | None:
+    """The same for a listener of HTTP. Event-loop thread only, and blocks on file reads."""
+    if not tls.cert_file and not tls.key_file:
+        return None
+    _check_pair(tls)
+    watch = FileWatch([Path(file) for file in (tls.cert_file, tls.key_file, ca_file) if file])
+    current = _context(tls, ca_file)
+
+    def renew(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, first: ssl.SSLContext) -> None:
+        nonlocal current
+        if watch.has_changed():
+            try:
+                _check_pair(tls)
+                current = _context(tls, ca_file)
+                log.info("certificates.changed", cert_file=tls.cert_file)
+            except ConfigError as error:
+                log.error("certificates.unusable", error=str(error))
+        connection.context = current
+
+    listening = _context(tls, ca_file)
+    listening.sni_callback = renew
+    return listening
+
+
+def _context(tls: TlsConfig, ca_file: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    tls.load_into(context)
+    if ca_file:
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(ca_file)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"{ca_file}: can't be used: {error}") from error
+    return context
+
+
 def _configuration(tls: TlsConfig, ca_file: str) -> grpc.ServerCertificateConfiguration:
     _check_pair(tls)
     pairs = [(_read(tls.key_file), _read(tls.cert_file))]

@@ -13,7 +13,7 @@ import pytest
 import pdserve
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("pdserve", "router", "prefill_worker", "decode_worker", "kv_transfer", "deploy")
+ROOMS = ("pdserve", "router", "prefill_worker", "decode_worker", "kv_transfer", "http_door", "deploy")
 
 
 @pytest.fixture(scope="module")

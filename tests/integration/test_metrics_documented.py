@@ -26,7 +26,7 @@ async def table(folder: Path) -> str:
     """One row a metric, in alphabetical order."""
     found: dict[str, tuple[list[str], str]] = {}
     with Singles(folder) as cluster:
-        router = cluster.router("r0")
+        router = cluster.router("r0", "--http-listen", "127.0.0.1:0")
         workers = [cluster.worker(role, role, *FAKE) for role in ("prefill", "decode")]
         cluster.start()
         async with AsyncClient(router.address) as client:

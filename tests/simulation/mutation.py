@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = Path(__file__).parent / "mutants"
-PACKAGES = ("decode_worker", "deploy", "kv_transfer", "pdserve", "prefill_worker", "router")
+PACKAGES = ("decode_worker", "deploy", "http_door", "kv_transfer", "pdserve", "prefill_worker", "router")
 TESTS = ("__init__.py", "simulation", "support")
 
 

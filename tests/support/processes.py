@@ -102,6 +102,11 @@ class LocalCluster:
         """host:port of the router."""
         return str(json.loads(self._ready_file.read_text())["router"])
 
+    @property
+    def http(self) -> str:
+        """URL of the router's HTTP door."""
+        return str(json.loads(self._ready_file.read_text())["http"])
+
     def processes(self) -> list[ProcessRow]:
         """The ready file as it is now (the supervisor rewrites it after a restart)."""
         return [ProcessRow(**row) for row in json.loads(self._ready_file.read_text())["processes"]]

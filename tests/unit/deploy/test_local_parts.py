@@ -22,12 +22,18 @@ def test_the_ready_file_has_the_documented_form_and_leaves_no_scratch(tmp_path: 
     path = tmp_path / "ready.json"
     router = ProcessSpec(role="router", id="r", command=(), metrics="", environ={})
     plan = ClusterPlan(
-        target="127.0.0.1:50051", operators="127.0.0.1:50052", secret_file="/s", router=router, workers=()
+        target="127.0.0.1:50051",
+        http="http://127.0.0.1:8000",
+        operators="127.0.0.1:50052",
+        secret_file="/s",
+        router=router,
+        workers=(),
     )
     write_ready_file(path, plan, [])
     write_ready_file(path, plan, [ROW])
     assert json.loads(path.read_text()) == {
         "router": "127.0.0.1:50051",
+        "http": "http://127.0.0.1:8000",
         "operators": "127.0.0.1:50052",
         "secret_file": "/s",
         "processes": [{"role": "decode", "id": "decode-0", "pid": 4711, "metrics": "127.0.0.1:9102"}],

@@ -110,7 +110,8 @@ def test_a_free_port_is_reserved_for_port_zero() -> None:
     plan = plan_of(Shape(num_both=1), load(flags={"router.listen": "127.0.0.1:0"}))
     assert plan.target == "127.0.0.1:40001"
     assert plan.operators == "127.0.0.1:40002"
-    assert plan.router.metrics == "127.0.0.1:40003"
+    assert plan.http == "http://127.0.0.1:40003"
+    assert plan.router.metrics == "127.0.0.1:40004"
 
 
 def test_a_given_metrics_port_is_the_first_of_a_row() -> None:

@@ -63,7 +63,7 @@ SINGLY = {
     "piece.corrupt",
     "step.died",
 }
-ROOMS = ("router", "prefill_worker", "decode_worker", "kv_transfer", "pdserve")
+ROOMS = ("router", "prefill_worker", "decode_worker", "kv_transfer", "http_door", "pdserve")
 
 
 def _lines() -> Iterator[str]:

@@ -1,0 +1,218 @@
+"""The HTTP door: paths, who may come in, bodies, and errors; each endpoint's own form is in a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from http_door.answer import HttpAnswer, Json
+from http_door.body import ClientGone, check_announced, read_all
+from http_door.chat import ChatAnswer, ChatFields
+from http_door.completions import CompletionAnswer, CompletionFields
+from http_door.connection import Connection
+from http_door.errors import HttpRefusal, reply_to
+from http_door.fields import TextFields, read_body
+from http_door.generating import give_stream, give_whole
+from http_door.looking import model_card, models, version
+from http_door.metrics import HttpMetrics
+from http_door.port import METADATA, Backend, Call, Purpose, Visit
+from http_door.texts import DetokenizeFields, TokenizeFields, detokenize, tokenize
+from pdserve.clock import Clock
+from pdserve.errors import Code, PdserveError, primary
+from pdserve.fields import plain_id
+from pdserve.ids import Random, draw_text_id
+from pdserve.service.config import Config
+from pdserve.service.receiving import Receiving
+
+B = TypeVar("B", bound=msgspec.Struct)
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+_CLOSE = {"connection": "close"}  # after a body that wasn't read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """What all endpoints share. receiving: where bodies come in; begun_s: since 1970."""
+
+    backend: Backend
+    config: Config
+    clock: Clock
+    random: Random
+    metrics: HttpMetrics
+    receiving: Receiving
+    begun_s: int
+
+    async def read(
+        self, visit: Visit, receive: Receive, headers: Headers, kind: type[B], make: Callable[[B], T]
+    ) -> T:
+        """What is made of the body of a call that was let in. Raises HttpRefusal, Overloaded, ClientGone."""
+        most = self.config.http.max_body_bytes
+        check_announced(headers.get("content-length"), most)
+        stall_s = self.config.timeouts.client_stall_s
+        raw = await self.receiving.take(lambda: read_all(receive, most, stall_s), visit.asker)
+        strict = self.config.http.unknown_fields == "refuse"
+        return await visit.read(lambda: make(read_body(raw, kind, refuses_unknown=strict)), len(raw))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One call: who asks, its headers and body, and where the answer goes."""
+
+    visit: Visit
+    scope: Scope
+    headers: Headers
+    receive: Receive
+    client: Connection
+
+
+_Handle = Callable[[Door, Exchange], Awaitable[None]]
+
+
+class Endpoint:
+    """One path, as an ASGI app: lets a call in, has it answered, and turns errors into answers."""
+
+    def __init__(self, door: Door, path: str, purpose: Purpose, handle: _Handle) -> None:
+        self._door = door
+        self._path = path
+        self._purpose = purpose
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = Connection(receive, send)
+        status = "gone"
+        try:
+            with self._door.backend.visit(call_of(scope, self._purpose)) as visit:
+                await self._handle(self._door, Exchange(visit, scope, Headers(scope=scope), receive, client))
+            status = str(client.status)
+        except ClientGone:
+            self._door.metrics.disconnects.labels(endpoint=self._path).inc()
+        except Exception as error:  # the outermost frame of a request
+            status = await self._refuse(error, client)
+        finally:
+            self._door.metrics.requests.labels(endpoint=self._path, status=status).inc()
+
+    async def _refuse(self, error: Exception, client: Connection) -> str:
+        found: BaseException = primary(error) if isinstance(error, ExceptionGroup) else error
+        if not isinstance(found, PdserveError):
+            name = draw_text_id(self._door.random, "error")
+            log.error("http.failed", path=self._path, error_id=name, exc_info=error)
+            found = HttpRefusal(500, f"internal error, in the server's log as {name}")
+        elif found.code is Code.INTERNAL and not isinstance(found, HttpRefusal):
+            log.error("http.failed", path=self._path, error=type(found).__name__, details=str(found))
+        if client.status:
+            raise error  # in the middle of an answer: the server closes the connection
+        reply = reply_to(found)
+        await client.answer(reply.status, reply.body, {**reply.headers, **_CLOSE})
+        return str(reply.status)
+
+
+def call_of(scope: Scope, purpose: Purpose) -> Call:
+    """What a backend is told of an HTTP request."""
+    metadata = tuple(
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in scope["headers"]
+        if name.decode("latin-1") in METADATA
+    )
+    peer = scope.get("client")
+    return Call(purpose, metadata, "" if peer is None else str(peer[0]))
+
+
+def _generate(fields: type[TextFields], answer_of: Callable[[Any, str, int], HttpAnswer]) -> _Handle:
+    async def handle(door: Door, call: Exchange) -> None:
+        given = call.headers.get("x-request-id", "")
+        drawn = given if given and not plain_id(given) else draw_text_id(door.random, "req")
+        now_s = door.clock.wall_ns() // 1_000_000_000
+
+        def make(body: TextFields) -> HttpAnswer:
+            return answer_of(body, body.request_id or drawn, now_s)
+
+        answer = await door.read(call.visit, call.receive, call.headers, fields, make)
+        told = {"x-request-id": drawn}
+        if answer.streams:
+            await give_stream(answer, call.visit, call.client, told, door.metrics)
+        else:
+            await give_whole(answer, call.visit, call.client, told)
+
+    return handle
+
+
+def _ask(kind: type[B], ask: Callable[[B, Visit], Awaitable[Json]]) -> _Handle:
+    async def handle(door: Door, call: Exchange) -> None:
+        body = await door.read(call.visit, call.receive, call.headers, kind, lambda body: body)
+        async with call.client.while_there():
+            told = await ask(body, call.visit)
+        await call.client.answer(200, msgspec.json.encode(told), {})
+
+    return handle
+
+
+def _look(look: Callable[[Door, Exchange], Awaitable[Json]]) -> _Handle:
+    async def handle(door: Door, call: Exchange) -> None:
+        await call.client.answer(200, msgspec.json.encode(await look(door, call)), {})
+
+    return handle
+
+
+async def _models(door: Door, call: Exchange) -> Json:
+    return await models(call.visit, door.begun_s)
+
+
+async def _model_card(door: Door, call: Exchange) -> Json:
+    return await model_card(call.visit, call.scope["path_params"]["name"], door.begun_s)
+
+
+def make_app(door: Door) -> Starlette:
+    """All paths."""
+
+    def route(path: str, purpose: Purpose, method: str, handle: _Handle) -> Route:
+        return Route(path, Endpoint(door, path, purpose, handle), methods=[method])
+
+    async def health(request: Request) -> Response:
+        reasons = door.backend.not_ready()
+        return Response("".join(f"{reason}\n" for reason in reasons) or "ok\n", 503 if reasons else 200)
+
+    async def metrics(request: Request) -> Response:
+        try:
+            page = door.backend.metrics(call_of(request.scope, Purpose.LOOK))
+        except PdserveError as error:
+            reply = reply_to(error)
+            return Response(reply.body, reply.status, reply.headers, "application/json")
+        return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def version_page(request: Request) -> Response:
+        return Response(msgspec.json.encode(version()), media_type="application/json")
+
+    routes = [
+        route("/v1/completions", Purpose.GENERATE, "POST", _generate(CompletionFields, CompletionAnswer)),
+        route("/v1/chat/completions", Purpose.GENERATE, "POST", _generate(ChatFields, ChatAnswer)),
+        route("/v1/models", Purpose.LOOK, "GET", _look(_models)),
+        route("/v1/models/{name:path}", Purpose.LOOK, "GET", _look(_model_card)),
+        route("/tokenize", Purpose.TEXT, "POST", _ask(TokenizeFields, tokenize)),
+        route("/detokenize", Purpose.TEXT, "POST", _ask(DetokenizeFields, detokenize)),
+        Route("/version", version_page),
+        Route("/health", health),
+        Route("/metrics", metrics),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _unknown})
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """404 and 405, in OpenAI's form."""
+    assert isinstance(error, HTTPException)
+    found = reply_to(HttpRefusal(error.status_code, error.detail, path=request.url.path[:200]))
+    headers = {**found.headers, **(error.headers or {})}
+    return Response(found.body, found.status, headers, "application/json")

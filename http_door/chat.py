@@ -1,0 +1,266 @@
+"""/v1/chat/completions: conversations, and what the model says next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from http_door.answer import Json, TokenBytes, UsageSum, prompt_logprobs, reason_text, shown
+from http_door.errors import refused_field
+from http_door.fields import TextFields, is_given
+from pdserve.request import Chat, ChatMessage, Event, Finished, Prompt, Started, Tokens
+from pdserve.sampling import TokenLogprobs
+
+_UNSUPPORTED = (
+    "audio",
+    "prediction",
+    "web_search_options",
+    "functions",
+    "function_call",
+    "mm_processor_kwargs",
+)
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message; only text is understood."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatFields(TextFields, kw_only=True):
+    """The body. messages: read one by one, since a template may read more of them than anybody has a name for."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = None
+    modalities: list[str] | None = None
+    audio: msgspec.Raw | None = None
+    prediction: msgspec.Raw | None = None
+    web_search_options: msgspec.Raw | None = None
+    functions: msgspec.Raw | None = None
+    function_call: msgspec.Raw | None = None
+    mm_processor_kwargs: msgspec.Raw | None = None
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One of the answer's choices. has_role: its first delta has been sent."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
+    reason: str | None = None
+    has_role: bool = False
+
+
+class ChatAnswer:
+    """See HttpAnswer. id: of the answer; created_s: since 1970."""
+
+    def __init__(self, body: ChatFields, id_: str, created_s: int) -> None:
+        _check(body)
+        self._body = body
+        self._id = f"chatcmpl-{id_}"
+        self._created_s = created_s
+        self._model = body.model or ""
+        self._usage = UsageSum()
+        self._choices = [_Choice() for _ in range(max(0, min(body.n or 1, 64)))]
+        self._prompt_ids: tuple[int, ...] | None = None
+        self._prompt_rows: list[Json | None] = [None]
+        self.streams = body.streams
+        self.names_tokens = bool(body.logprobs) or body.prompt_logprobs is not None
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        self.requests = (body.request(_chat(body), id_, max_tokens=max_tokens, logprobs=logprobs),)
+
+    def take(self, place: int, event: Event, spelled: TokenBytes) -> Iterable[Json]:
+        match event:
+            case Started():
+                self._model = event.model
+                self._usage.add_prompt(place, event.num_prompt_tokens, event.num_cached_tokens)
+                self._prompt_ids = event.prompt_token_ids
+                return []
+            case Prompt():
+                ids = event.token_ids[-len(event.logprobs) :]
+                self._prompt_rows += prompt_logprobs(event.logprobs, ids, spelled)
+                return []
+            case Tokens():
+                self._usage.num_completion_tokens += len(event.token_ids)
+                rows = None
+                if self._body.logprobs:
+                    rows = [
+                        _named(token_id, each, spelled)
+                        for token_id, each in zip(event.token_ids, event.logprobs)
+                    ]
+                return self._note(event.choice, event.text, token_ids=event.token_ids, logprobs=rows)
+            case Finished():
+                return self._note(event.choice, "", reason=reason_text(event.reason))
+
+    def end(self) -> Iterable[Json]:
+        if self._body.tells_usage:
+            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage.content}
+
+    def whole(self) -> Json:
+        choices = []
+        for number, choice in enumerate(self._choices):
+            made = {
+                "index": number,
+                "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
+                "logprobs": {"content": choice.logprobs, "refusal": None} if self._body.logprobs else None,
+                "finish_reason": choice.reason,
+            }
+            if self._body.return_token_ids:
+                made["token_ids"] = choice.token_ids
+            choices.append(made)
+        whole = {**self._head("chat.completion"), "choices": choices, "usage": self._usage.content}
+        return whole | self._of_prompt()
+
+    def _note(
+        self,
+        number: int,
+        text: str,
+        *,
+        token_ids: tuple[int, ...] = (),
+        logprobs: list[Json] | None = None,
+        reason: str | None = None,
+    ) -> list[Json]:
+        """More of a choice: for a stream what is sent of it, else it is kept."""
+        choice = self._choices[number]
+        if not self.streams:
+            choice.texts.append(text)
+            choice.token_ids += token_ids
+            choice.logprobs += logprobs or ()
+            choice.reason = reason
+            return []
+        delta: Json = {} if reason is not None else {"content": text}
+        if not choice.has_role:
+            choice.has_role = True
+            delta = {"role": "assistant", "content": "", **delta}
+        made = {
+            "index": number,
+            "delta": delta,
+            "logprobs": None if logprobs is None else {"content": logprobs, "refusal": None},
+            "finish_reason": reason,
+        }
+        if self._body.return_token_ids:
+            made["token_ids"] = token_ids
+        part = {**self._head("chat.completion.chunk"), "choices": [made], **self._of_prompt()}
+        self._prompt_ids, self._prompt_rows = None, [None]  # told once
+        if self._body.tells_usage:
+            part["usage"] = self._usage.content if self._body.tells_usage_always else None
+        return [part]
+
+    def _of_prompt(self) -> Json:
+        """What is told of the prompt, where it was asked for."""
+        told: Json = {}
+        if self._body.return_token_ids and self._prompt_ids is not None:
+            told["prompt_token_ids"] = self._prompt_ids
+        if self._body.prompt_logprobs is not None and len(self._prompt_rows) > 1:
+            told["prompt_logprobs"] = self._prompt_rows
+        return told
+
+    def _head(self, kind: str) -> Json:
+        return {"id": self._id, "object": kind, "created": self._created_s, "model": self._model}
+
+
+def _named(token_id: int, logprobs: TokenLogprobs, spelled: TokenBytes) -> Json:
+    """OpenAI's form of a token of a chat."""
+
+    def row(each: int, logprob: float) -> Json:
+        return {"token": shown(spelled[each]), "logprob": logprob, "bytes": list(spelled[each])}
+
+    tops = [row(top_id, logprob) for top_id, logprob in logprobs.top]
+    return {**row(token_id, logprobs.logprob), "top_logprobs": tops}
+
+
+def _check(body: ChatFields) -> None:
+    body.check_supported()
+    for name in _UNSUPPORTED:
+        if is_given(getattr(body, name)):
+            raise refused_field(name, f"{name} isn't supported")
+    if body.chat_template:
+        raise refused_field("chat_template", "chat_template isn't supported: it is the model's own")
+    if body.modalities not in (None, ["text"]):
+        raise refused_field("modalities", 'modalities must be ["text"]')
+    if body.top_logprobs is not None and not body.logprobs:
+        raise refused_field("top_logprobs", "top_logprobs needs logprobs")
+
+
+def _chat(body: ChatFields) -> Chat:
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return chat_of(
+        body.messages,
+        tools=body.tools,
+        kwargs=kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+
+
+def chat_of(
+    messages: list[Json],
+    *,
+    tools: list[Json] | None,
+    kwargs: Json | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+) -> Chat:
+    """A conversation in OpenAI's form. Raises HttpRefusal for what isn't text."""
+    return Chat(
+        tuple(_message(place, given) for place, given in enumerate(messages)),
+        tools_json=_json(tools) if tools else "",
+        continue_final_message=bool(continue_final_message),
+        add_generation_prompt=add_generation_prompt,
+        template_kwargs_json=_json(kwargs) if kwargs else "",
+    )
+
+
+def _message(place: int, given: dict[str, Any]) -> ChatMessage:
+    """OpenAI's form: content is a text, parts of one, or null beside tool calls."""
+    extra = {
+        name: value for name, value in given.items() if name not in ("role", "content") and value is not None
+    }
+    role, content = given.get("role"), given.get("content")
+    where = f"messages[{place}]"
+    if not isinstance(role, str):
+        raise refused_field(f"{where}.role", f"{where}.role must be a text")
+    if content is None:
+        if role == "assistant":
+            extra["content"] = None
+        elif role != "tool":
+            raise refused_field(f"{where}.content", f"{where}.content is missing")
+        content = ""
+    elif isinstance(content, list):
+        content = "\n".join(_text(f"{where}.content[{at}]", part) for at, part in enumerate(content))
+    elif not isinstance(content, str):
+        raise refused_field(f"{where}.content", f"{where}.content must be a text or a list of parts")
+    return ChatMessage(role, content, _json(extra) if extra else "")
+
+
+def _text(where: str, part: Any) -> str:
+    try:
+        read = msgspec.convert(part, ContentPart)
+    except msgspec.ValidationError as error:
+        raise refused_field(where, f"{where}: {error}") from None
+    if read.type not in ("text", "input_text", "output_text", "refusal") or read.text is None:
+        raise refused_field(where, f"{where}: only text is supported", type=read.type[:80])
+    return read.text
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

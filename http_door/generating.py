@@ -1,0 +1,149 @@
+"""Requests for text, of whatever endpoint: events of all its prompts, as one answer or as a stream of parts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+import msgspec
+
+from http_door.answer import HttpAnswer, TokenBytes, ids_named
+from http_door.connection import Connection
+from http_door.errors import reply_to
+from http_door.metrics import HttpMetrics
+from http_door.port import Visit
+from pdserve.errors import InvariantViolated, PdserveError
+from pdserve.request import Event, GenerateRequest
+
+COMMENT_S = 10.0  # proxies close what is silent for a minute, some sooner
+_COMMENT = b": wait\n\n"
+_DONE = b"data: [DONE]\n\n"
+_STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would keep parts back
+}
+_WAITING = 64  # events of all prompts together that the client hasn't taken
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def give_whole(answer: HttpAnswer, visit: Visit, client: Connection, headers: dict[str, str]) -> None:
+    """One JSON object when all has ended. Raises what a request ended with."""
+    async with client.while_there(), _events(answer.requests, visit) as events:
+        async for place, event in events:
+            spelled = await _spelled(visit, event) if answer.names_tokens else {}
+            for _ in answer.take(place, event, spelled):
+                raise InvariantViolated("a part was made for a client that doesn't stream")
+    await client.answer(200, _encode(answer.whole()), headers)
+
+
+async def give_stream(
+    answer: HttpAnswer, visit: Visit, client: Connection, headers: dict[str, str], metrics: HttpMetrics
+) -> None:
+    """Server-sent events. Raises what a request ended with before anything was written; later it is an event."""
+    with metrics.open_streams.track_inprogress():
+        async with client.while_there(), _events(answer.requests, visit) as events:
+            try:
+                placed = await _first(events, client, headers)
+                if client.status == 0:
+                    await client.begin(200, {**_STREAM_HEADERS, **headers})
+                while placed is not None:
+                    place, event = placed
+                    spelled = await _spelled(visit, event) if answer.names_tokens else {}
+                    if content := b"".join([_line(part) for part in answer.take(place, event, spelled)]):
+                        await client.write(content)
+                    placed = await anext(events, None)
+            except PdserveError as error:
+                if client.status == 0:
+                    raise
+                # No [DONE]: whoever waits for it must not take this for a whole answer.
+                await client.end(_line(reply_to(error).content))
+                return
+            await client.end(b"".join([*(_line(part) for part in answer.end()), _DONE]))
+
+
+_Placed = tuple[int, Event]
+
+
+async def _first(
+    events: AsyncGenerator[_Placed, None], client: Connection, headers: dict[str, str]
+) -> _Placed | None:
+    """The first event. While it doesn't come, comments keep the connection open; None = there is none."""
+    coming = asyncio.ensure_future(anext(events, None))
+    try:
+        while not (await asyncio.wait((coming,), timeout=COMMENT_S))[0]:
+            if client.status == 0:
+                await client.begin(200, {**_STREAM_HEADERS, **headers})
+            await client.write(_COMMENT)
+        return coming.result()
+    finally:
+        if not coming.done():
+            coming.cancel()
+            await asyncio.wait((coming,))  # else the generator would be closed while it runs
+
+
+def _line(part: object) -> bytes:
+    return b"data: " + _encode(part) + b"\n\n"
+
+
+async def _spelled(visit: Visit, event: Event) -> TokenBytes:
+    ids = sorted(ids_named(event))
+    return dict(zip(ids, await visit.token_bytes(ids))) if ids else {}
+
+
+@contextlib.asynccontextmanager
+async def _events(
+    requests: Sequence[GenerateRequest], visit: Visit
+) -> AsyncIterator[AsyncGenerator[_Placed, None]]:
+    """Events of all requests with their places. At the end of the block all requests have ended."""
+    if len(requests) == 1:
+        async with contextlib.aclosing(_placed(0, visit.generate(requests[0]))) as only:
+            yield only
+        return
+    queue: asyncio.Queue[_Placed | PdserveError | None] = asyncio.Queue(_WAITING)
+    async with asyncio.TaskGroup() as group, contextlib.aclosing(_merged(queue, len(requests))) as merged:
+        tasks = [
+            group.create_task(_run(_placed(place, visit.generate(request)), queue))
+            for place, request in enumerate(requests)
+        ]
+        try:
+            yield merged
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _placed(place: int, events: AsyncGenerator[Event, None]) -> AsyncGenerator[_Placed, None]:
+    async with contextlib.aclosing(events):
+        async for event in events:
+            yield place, event
+
+
+async def _run(
+    events: AsyncGenerator[_Placed, None], queue: asyncio.Queue[_Placed | PdserveError | None]
+) -> None:
+    """All events of one request into the queue; then how it ended."""
+    end: PdserveError | None = None
+    try:
+        async with contextlib.aclosing(events):
+            async for placed in events:
+                await queue.put(placed)
+    except PdserveError as error:
+        end = error
+    await queue.put(end)
+
+
+async def _merged(
+    queue: asyncio.Queue[_Placed | PdserveError | None], num_open: int
+) -> AsyncGenerator[_Placed, None]:
+    """Until all have ended well, or the first has failed."""
+    while num_open:
+        item = await queue.get()
+        if isinstance(item, PdserveError):
+            raise item
+        if item is None:
+            num_open -= 1
+        else:
+            yield item

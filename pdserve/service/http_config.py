@@ -1,0 +1,29 @@
+"""The settings of the HTTP door, a table of the configuration (config.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.fields import setting
+from pdserve.service.address import verify_address_or_none
+from pdserve.service.settings import check_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """HTTP for clients that speak OpenAI's way: of a router, or of a gateway."""
+
+    listen: str = setting(
+        "",
+        "address where HTTP clients reach it; port 0 = a free one; empty = no HTTP, but for `up` and `gateway`",
+        verify=verify_address_or_none,
+    )
+    max_body_bytes: int = setting(
+        4 << 20, "largest body of a request", unit="bytes", least=1 << 16, most=1 << 30
+    )
+    unknown_fields: str = setting(
+        "ignore", "what happens to fields of a request that nobody knows", choices=("ignore", "refuse")
+    )
+
+    def __post_init__(self) -> None:
+        check_fields("http", self)
