@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from kv_transfer.messages import HandedOff
 from pdserve.engine.sequence import SequenceState
 from pdserve.ids import WorkerRef
 from pdserve.messages import Phase
@@ -43,6 +44,7 @@ class DecodeAttempt(WorkerAttempt[DecodeState]):
     started_s: float = 0.0
     decode_queue_s: float | None = None
     decode_step_s: float = 0.0
+    handed_off: HandedOff | None = None
 
     @property
     def phase(self) -> Phase:

@@ -19,6 +19,7 @@ from decode_worker.answers import finished, started_by_hand_off, started_here, s
 from decode_worker.attempt import DecodeAttempt, DecodeState
 from decode_worker.grant_queue import GrantQueue
 from decode_worker.grants import Grant, Grants
+from decode_worker.spans import spans_of
 from kv_transfer.messages import HandedOff, LeaseReleased, PullProgress, Retired
 from pdserve.engine.block_pool import BlockState
 from pdserve.engine.events import (
@@ -52,6 +53,7 @@ from pdserve.messages import (
 )
 from pdserve.sampling import FinishReason
 from pdserve.token_matcher import finish_by
+from pdserve.tracing import Attribute, Trace, TraceSpan
 from pdserve.worker.desk import Desk, RoleBooks, RoleFigures
 from pdserve.worker.messages import (
     BeginDrain,
@@ -197,6 +199,7 @@ class DecodeCore:
         if grant is None:
             return  # ended by this side meanwhile; answered already
         attempt, seq = grant.attempt, grant.attempt.seq
+        attempt.handed_off = handed_off
         now_s = self._clock.now_s()
         seq.block_table = [*grant.hits, *grant.block_ids]
         seq.num_cached_tokens = len(grant.hits) * self._engine.pool.block_size
@@ -238,17 +241,24 @@ class DecodeCore:
                         ends.append(event)
                 case PromptScored(seq, first, logprobs):
                     self._send(self._attempts[seq.handle], PromptLogprobs(seq.handle, first, logprobs))
-                case ChunkDone(seq):
-                    self._desk.say_progress(self._attempts[seq.handle])
+                case ChunkDone(seq, num_computed):
+                    self._note(seq.handle, "chunk", **{"pdserve.computed_tokens": num_computed})
                 case Preempted(seq):
                     self._desk.num_preemptions += 1
-                    self._desk.say_progress(self._attempts[seq.handle])
+                    self._note(seq.handle, "preempted")
                 case RowDied() | StepDied() | HandedBackSeq():
                     ends.append(event)
         for session_id, of_session in tokens.items():
             self._desk.send(session_id, Step(tuple(of_session)))
         for event in ends:
             self._take_end(event)
+
+    def _note(self, handle: int, moment: str, **attributes: Attribute) -> None:
+        """Something happened to an attempt that its router is told of."""
+        attempt = self._attempts[handle]
+        if attempt.trace is not None:
+            attempt.note_moment(moment, self._clock.now_s(), **attributes)
+        self._desk.say_progress(attempt)
 
     def _take_token(
         self, attempt: DecodeAttempt, sampled: Sampled, tokens: dict[int, list[StepTokens]]
@@ -317,6 +327,9 @@ class DecodeCore:
 
     def _send(self, attempt: DecodeAttempt, message: Up) -> None:
         self._desk.send(attempt.session_id, message)
+
+    def spans(self, attempt: DecodeAttempt, trace: Trace, end_s: float) -> list[TraceSpan]:
+        return spans_of(attempt, trace, end_s)
 
     def books(self) -> RoleBooks:
         grants = self._grants

@@ -159,6 +159,7 @@ class HandedOff:
     """CONFIRM came: every expected block was written exactly once and is proven right. The lease is over.
 
     confirmed_s  when it was read, by the worker's clock; None = now. The engine's step in between is waiting, too.
+    begun_s      when the first block was asked for; None = nothing was to come
     """
 
     lease_id: int
@@ -170,6 +171,7 @@ class HandedOff:
     transfer_exposed_s: float
     commit_s: float
     confirmed_s: float | None = None
+    begun_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

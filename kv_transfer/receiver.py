@@ -253,6 +253,7 @@ class Receiver:
                 transfer_exposed_s=max(0.0, last_s - lease.commit_s),
                 commit_s=now_s - max(last_s, lease.commit_s),
                 confirmed_s=now_s,
+                begun_s=lease.first_pull_s,
             )
         )
 

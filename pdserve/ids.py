@@ -56,7 +56,8 @@ class AttemptName:
     """Whose work something is, for logs: the same in every process that has a part in it.
 
     choice, attempt  from 0, and from 1
-    traceparent      of the client's call, as W3C Trace Context writes it; "" = it had none
+    traceparent      of the client's call, as W3C Trace Context writes it; "" = it had none. Of one that is traced, of
+                     the router's own span above it
     """
 
     request_id: str = ""

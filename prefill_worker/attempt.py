@@ -33,6 +33,7 @@ class PrefillAttempt(WorkerAttempt[PrefillState]):
     ends_here: bool
     state: PrefillState = PrefillState.QUEUED
     begun_s: float = 0.0
+    sampled_s: float | None = None
     holds_credit: bool = True
 
     @property

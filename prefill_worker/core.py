@@ -32,6 +32,7 @@ from pdserve.messages import (
     StartDecode,
     StartPrefill,
 )
+from pdserve.tracing import Trace, TraceSpan
 from pdserve.worker.desk import Desk, RoleBooks, RoleFigures
 from pdserve.worker.messages import (
     FromSession,
@@ -43,6 +44,7 @@ from pdserve.worker.role import CoreParts
 from prefill_worker.attempt import PrefillAttempt, PrefillState
 from prefill_worker.credits import CreditBook
 from prefill_worker.offering import OfferedLease, Offering
+from prefill_worker.spans import spans_of
 
 log = structlog.get_logger()
 
@@ -228,6 +230,10 @@ class PrefillCore:
             case ChunkDone(seq, num_computed):
                 attempt = self._attempts[seq.handle]
                 self._offer(attempt, num_computed)
+                if attempt.trace is not None:
+                    attempt.note_moment(
+                        "chunk", self._clock.now_s(), **{"pdserve.computed_tokens": num_computed}
+                    )
                 if num_computed < attempt.num_tokens:
                     self._desk.say_progress(attempt)
             case PromptScored(seq, first, logprobs):
@@ -242,7 +248,7 @@ class PrefillCore:
                 raise InvariantViolated("not an event of a prefill worker", kind=type(event).__name__)
 
     def _on_sampled(self, attempt: PrefillAttempt, sampled: Sampled) -> None:
-        now_s = self._clock.now_s()
+        now_s = attempt.sampled_s = self._clock.now_s()
         self._desk.num_generated_tokens += 1
         self._desk.send(
             attempt.session_id,
@@ -324,6 +330,9 @@ class PrefillCore:
     def _tell_credits(self) -> None:
         for session_id, balance in self._credits.news():
             self._desk.send(session_id, Credits(balance))
+
+    def spans(self, attempt: PrefillAttempt, trace: Trace, end_s: float) -> list[TraceSpan]:
+        return spans_of(attempt, trace, end_s)
 
     def books(self) -> RoleBooks:
         is_wrong = self._credits.used != self._num_queued_tokens

@@ -29,7 +29,7 @@ from pdserve.errors import (
 )
 from pdserve.ids import Random, draw_text_id
 from pdserve.messages import Down, Hello, TokenizerFile, Up, Welcome
-from pdserve.request import Chat, GenerateRequest, Limits
+from pdserve.request import Chat, GenerateRequest
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.service.api_keys import ApiKey
 from pdserve.service.config import Config
@@ -37,6 +37,7 @@ from pdserve.service.rpc_requests import READ_AT_ONCE_BYTES
 from pdserve.session import Session
 from pdserve.status import ClusterStatus, ModelInfo, PlacementStatus
 from pdserve.tokenizer import Tokenizer
+from pdserve.tracing import Tracer
 from pdserve.wire_version import announced, spoken
 from router.admission import Admission, Place
 from router.asked import Asked
@@ -56,6 +57,7 @@ from router.status import for_tenant, read_placements, read_status
 from router.structures import Structures
 from router.summary import refusals_told, tell_unread
 from router.turns import Turns
+from router.validation import read_message
 from router.work import Work
 
 log = structlog.get_logger()
@@ -91,6 +93,7 @@ class RouterApp:
         registry: CollectorRegistry | None = None,
         on_serving: Callable[[bool], None] | None = None,
         keys: Mapping[str, ApiKey] | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.id = router_id or config.router.id or draw_text_id(random, "router")
         self.metrics = RouterMetrics(registry if registry is not None else CollectorRegistry())
@@ -125,6 +128,7 @@ class RouterApp:
             structures=self._structures,
             metrics=self.metrics,
             learner=Learner(placer.priors, clock, self.metrics),
+            tracer=tracer or Tracer.off(),
             explanations=self.explanations,
         )
         self._conductors: dict[tuple[str, str], Conductor] = {}
@@ -264,7 +268,7 @@ class RouterApp:
         if num_bytes > READ_AT_ONCE_BYTES:
             await self.fleet.get_identity(self._config.timeouts.worker_wait_s)
         limits = self.fleet.limits
-        return await self.turns.call(lambda: _read(msg, limits), user=asker, num_bytes=num_bytes)
+        return await self.turns.call(lambda: read_message(msg, limits), user=asker, num_bytes=num_bytes)
 
     def generate(self, request: GenerateRequest, **how: Any) -> Conductor:
         """Check one request and begin it. Raises as `begin`, and InvalidRequest at once for one that breaks a rule."""
@@ -289,7 +293,7 @@ class RouterApp:
         place            taken when the request arrived; None = it arrives now
         asker            whose turn it takes while it is tokenized; "" = its user's
         deadline_left_s  seconds that the client gives; None = timeouts.request_s
-        traceparent      of the client's call, for logs
+        traceparent      of the client's call: which trace it belongs to
         only             (prefill id, decode id) that alone may serve it; None = any
         Raises InvalidRequest if its id runs already; PermissionDenied for what its caller may not ask; Overloaded or
         Draining if the router takes no new requests.
@@ -303,6 +307,7 @@ class RouterApp:
             place = place or self.admission.arrive()
         if deadline_left_s is None or not math.isfinite(deadline_left_s):
             deadline_left_s = self._config.timeouts.request_s
+        above = self._parts.tracer.begin(traceparent)
         asked = Asked(
             caller=caller,
             request=request,
@@ -313,6 +318,8 @@ class RouterApp:
             deadline_s=self._clock.now_s() + deadline_left_s,
             clock=self._clock,
             only=only,
+            above=above,
+            place=None if above is None else above.below(),
         )
         conductor = self._conductors[name] = Conductor(self._parts, asked, place.give_back)
         self._idle.clear()
@@ -439,9 +446,3 @@ class RouterApp:
                 conductor.cancel(conductor.draining())
             await self._idle.wait()
         log.info("router.drained")
-
-
-def _read(msg: pb.GenerateRequest, limits: Limits) -> GenerateRequest:
-    request = GenerateRequest.from_proto(msg, limits)
-    request.check(limits)
-    return request

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pdserve.clock import Clock
 from pdserve.ids import AttemptName
 from pdserve.request import GenerateRequest
+from pdserve.tracing import Trace
 from router.callers import Caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
-    """received_s and deadline_s are moments of the router's clock; traceparent is for logs.
+    """received_s and deadline_s are moments of the router's clock; traceparent is the client's, for logs.
 
+    above, place  of a request that is traced: where its span belongs, and that span
     asker  whose turn it takes while its texts are read
     only   (prefill id, decode id) that alone may serve it; None = any
     """
@@ -27,6 +29,8 @@ class Asked:
     deadline_s: float
     clock: Clock
     only: tuple[str, str] | None = None
+    above: Trace | None = None
+    place: Trace | None = None
 
     @property
     def user(self) -> str:

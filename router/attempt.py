@@ -33,6 +33,7 @@ from pdserve.messages import (
 )
 from pdserve.sampling import FinishReason
 from pdserve.service.config import TimeoutsConfig
+from pdserve.tracing import Trace, named_below
 from router.choice import Choice
 from router.member import Member
 from router.phase_clock import AttemptPhase, PhaseClock
@@ -58,6 +59,7 @@ class Attempt:
     outcome          resolved when the attempt has ended by itself
     deadline_left_s  seconds that the client still gives, when StartPrefill is written
     on_settled       called once: the sequence runs, or the attempt has ended
+    place            its span, if it is traced; below it that of its prefill, which the prefill worker's are below
     """
 
     def __init__(
@@ -71,11 +73,14 @@ class Attempt:
         clock: Clock,
         deadline_left_s: Callable[[], float],
         on_settled: Callable[[], None],
+        place: Trace | None = None,
     ) -> None:
         self.handle = start.handle
         self.name = start.name
         self.prefill = prefill = placement.prefill
         self.decode = placement.decode
+        self.place = place
+        self.prefill_place = None if place is None or prefill is None else place.below()
         self.times = AttemptTimes(credit_held_s=clock.now_s(), local=prefill is None)
         self.outcome = outcome
         self.prefilled_tokens = 0  # P's progress
@@ -237,7 +242,7 @@ class Attempt:
                 decode_worker=self.decode.ref,
                 num_skip_blocks=granted.num_cached_blocks,
                 cache_salt=start.cache_salt,
-                name=self.name,
+                name=named_below(self.name, self.prefill_place),
             )
         )
         self.times.prefill_written_s = now_s
@@ -367,6 +372,7 @@ class Attempt:
         if self.ended:
             return
         self.phase_clock.enter(AttemptPhase.ENDED)
+        self.times.ended_s = self._clock.now_s()
         if not self._decode_over:
             self.decode.abort(self.handle)
         if self.prefill is not None and not self._prefill_over and not self.started and self._prefill_written:

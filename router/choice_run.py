@@ -15,6 +15,7 @@ from pdserve.ids import AttemptName, Random, WorkerRef, draw_id64
 from pdserve.messages import StartDecode
 from pdserve.service.config import Config
 from pdserve.stuck import MayStick, is_newly_stuck
+from pdserve.tracing import Tracer, named_below
 from router.admission import Admission
 from router.asked import Asked
 from router.attempt import Attempt, Outcome
@@ -49,9 +50,11 @@ class Parts:
     structures: Structures
     metrics: RouterMetrics
     learner: Learner
+    tracer: Tracer
     explanations: deque[Explained]
 
 
+MAX_TRACED = 32  # attempts of a choice; of more, refused ones mostly, the latest
 MAX_STRIKES = 2  # a request whose steps failed so often is never run again
 
 
@@ -80,6 +83,7 @@ class ChoiceRun:
         self.why_waiting: list[str] = []  # what kept the last attempt from being placed
         self.num_attempts = 1
         self.num_strikes = 0
+        self.traced: deque[Attempt] = deque(maxlen=MAX_TRACED)
         self._parts = parts
         self._asked = asked
         self._identity = identity
@@ -217,8 +221,9 @@ class ChoiceRun:
         """Called by admission in the moment in which the pair is chosen: it is booked before anybody else is placed."""
         self._on_placed()
         parts, choice, need = self._parts, self.choice, ticket.need
+        place = None if self._asked.place is None else self._asked.place.below()
         attempt = self.attempt = Attempt(
-            self._start_decode(need, placement.prefill),
+            self._start_decode(need, placement.prefill, named_below(self._name, place)),
             placement,
             choice,
             ticket.outcome,
@@ -226,7 +231,10 @@ class ChoiceRun:
             clock=parts.clock,
             deadline_left_s=self._asked.left_s,
             on_settled=lambda: self._settled(attempt, placement, ticket),
+            place=place,
         )
+        if place is not None:
+            self.traced.append(attempt)
         choice.pair = prefill, decode = attempt.pair
         self.explained = Explained(self._asked.user, attempt.name, parts.clock.now_s(), placement.explain)
         parts.explanations.append(self.explained)
@@ -240,7 +248,7 @@ class ChoiceRun:
         self._parts.learner.settled(attempt.times, placement, ticket.need)
         self._parts.admission.settled(ticket)
 
-    def _start_decode(self, need: Need, prefill: Member | None) -> StartDecode:
+    def _start_decode(self, need: Need, prefill: Member | None, name: AttemptName) -> StartDecode:
         choice, now_s = self.choice, self._parts.clock.now_s()
         if self._first_start_s is None:
             self._first_start_s = now_s
@@ -255,7 +263,7 @@ class ChoiceRun:
             priority=self._asked.request.priority,
             age_s=now_s - self._first_start_s,
             cache_salt=need.cache_salt,
-            name=self._name,
+            name=name,
         )
 
     @property

@@ -28,6 +28,7 @@ from router.choice_run import ChoiceRun, Parts
 from router.output import Output
 from router.phase_clock import AttemptPhase
 from router.prompt_parts import prompt_parts
+from router.spans import request_spans
 from router.structures import Compiled
 from router.summary import log_finished
 from router.validation import check_model, check_possible, check_prompt, check_start, resolve_max_tokens
@@ -167,6 +168,11 @@ class Conductor:
         explain = self._parts.config.log.level == "debug"
         num_prompt_tokens, metrics = len(self._prompt_ids), self._parts.metrics
         log_finished(self._asked, num_prompt_tokens, self.runs, error, metrics, explain=explain)
+        if self._asked.place is not None:
+            now_s = self._parts.clock.now_s()
+            self._parts.tracer.put(
+                request_spans(self._asked, self._model, num_prompt_tokens, self.runs, error, now_s)
+            )
 
     def _bug(self, bug: BaseException) -> InvariantViolated:
         log.error("request.crashed", request_id=self.request_id, exc_info=bug)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,10 @@ from pdserve.service.rpc_requests import RequestReader
 from pdserve.service.secret import read_secret
 from pdserve.service.settings import ConfigError
 from pdserve.service.tls import server_credentials
+from pdserve.service.tracing import open_tracer
 from pdserve.service.wrong_listener import WrongListener
 from pdserve.tokenizer import Tokenizer
+from pdserve.tracing import Tracer
 from router.admin_door import AdminServicer
 from router.app import RouterApp
 from router.caller_interceptor import CallerInterceptor, asker_of_call
@@ -74,7 +77,11 @@ async def run_router(config: Config, stop_grace_s: float = STOP_GRACE_S) -> int:
     keys = KeysFollower(Path(config.router.keys_file)) if config.router.keys_file else None
     tokenizer = load_tokenizer(config.router.model) if config.router.model else None
     work, structure_work = ThreadWork(), ThreadWork(NUM_THREADS, "structures")
+    registry, open_spans = CollectorRegistry(), ExitStack()
     try:
+        tracer = open_spans.enter_context(
+            open_tracer(config.tracing, "pdserve-router", router_id, registry, clock, random)
+        )
         async with StopSignals() as stop, asyncio.TaskGroup() as tasks:
             process = _Process(
                 config,
@@ -87,12 +94,15 @@ async def run_router(config: Config, stop_grace_s: float = STOP_GRACE_S) -> int:
                 structure_work,
                 tasks,
                 tokenizer,
+                registry,
+                tracer,
                 stop_grace_s,
             )
             await process.run(stop)
     finally:
         work.close()
         structure_work.close()
+        open_spans.close()
     return EXIT_OK
 
 
@@ -111,6 +121,8 @@ class _Process:
         structure_work: ThreadWork,
         tasks: asyncio.TaskGroup,
         tokenizer: Tokenizer | None,
+        registry: CollectorRegistry,
+        tracer: Tracer,
         stop_grace_s: float,
     ) -> None:
         self._config = config
@@ -120,7 +132,7 @@ class _Process:
         self._tasks = tasks
         self._listening = False
         self._asked_to_stop = False
-        self._registry = CollectorRegistry()
+        self._registry = registry
         self._health_changed = asyncio.Event()
         self._watch = LoopWatch(self._registry, clock, clock.cpu_s, LoopStack(clock))
         self._children = Children(
@@ -143,6 +155,7 @@ class _Process:
             registry=self._registry,
             on_serving=lambda serving: self._health_changed.set(),
             keys=None if keys is None else keys.keys,
+            tracer=tracer,
         )
         self._keys = keys
         timeouts, router = config.timeouts, config.router

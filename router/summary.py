@@ -109,8 +109,8 @@ def log_finished(
     }
     if asked.caller.tenant:
         fields["tenant"] = asked.caller.tenant
-    if asked.traceparent:
-        fields["traceparent"] = asked.traceparent
+    if traceparent := asked.traceparent or ("" if asked.place is None else asked.place.traceparent):
+        fields["traceparent"] = traceparent
     if choices:
         first, structure = choices[0], asked.request.sampling.structure
         timings = first.times.timings(now_s)

@@ -34,6 +34,7 @@ class AttemptTimes:
     first_token_s: float | None = None
     started: DecodeStarted | None = None
     started_s: float | None = None
+    ended_s: float | None = None
 
     @property
     def first_seen_s(self) -> float | None:
@@ -105,6 +106,11 @@ class ChoiceTimes:
     def queue_s(self) -> float | None:
         """Received to credit held, of the attempt that gave the first token."""
         return None if self.first_attempt is None else self.first_attempt.credit_held_s - self.received_s
+
+    @property
+    def mean_gap_s(self) -> float | None:
+        """Between two tokens; None = there were no two."""
+        return sum(self._gaps_s) / len(self._gaps_s) if self._gaps_s else None
 
     def timings(self, now_s: float) -> Timings:
         """All of them, in milliseconds."""

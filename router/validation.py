@@ -6,8 +6,16 @@ from collections.abc import Sequence
 
 from pdserve.errors import InvalidRequest, UnknownModel
 from pdserve.request import GenerateRequest, Limits
+from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.sampling import SampleKey, forbidden_now, forbidden_until_min
 from pdserve.token_matcher import TokenMatcher
+
+
+def read_message(msg: pb.GenerateRequest, limits: Limits) -> GenerateRequest:
+    """The request of a message, checked as far as it can be without the model. Raises InvalidRequest."""
+    request = GenerateRequest.from_proto(msg, limits)
+    request.check(limits)
+    return request
 
 
 def check_model(asked: str, served: str) -> None:

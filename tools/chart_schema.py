@@ -27,7 +27,7 @@ DECIDED = frozenset(
         "worker.id", "worker.role", "worker.routers", "worker.model", "worker.kv_listen", "worker.unix_dir",
         "cluster.secret_file", "cluster.insecure",
         "tls.cert_file", "tls.key_file", "tls.ca_file", "tls.client_ca_file", "tls.server_name", "tls.worker_name",
-        "http.listen", "metrics.listen",
+        "http.listen", "metrics.listen", "tracing.headers_file",
     )
 )  # fmt: skip
 _OF_ROUTERS = ("router", "children", "log")

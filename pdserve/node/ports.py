@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kv_transfer.transports.port import Network
@@ -16,6 +16,7 @@ from pdserve.ids import Random, WorkerRef
 from pdserve.kv_memory import KvMemory
 from pdserve.owner import Driver, Post, Waiter
 from pdserve.service.config import Config
+from pdserve.tracing import Tracer
 from pdserve.worker.background import Background
 from pdserve.worker.driver import OnDeath
 from pdserve.worker.role import Roles
@@ -48,6 +49,7 @@ class WorkerPorts:
     background  where structures are compiled
     prove       whether they compile within limits
     energy      of what the model computes on; None = the machine can't tell
+    tracer      takes the spans of sampled requests
     sleep       between heartbeats; a simulated process that is stopped doesn't return from it
     """
 
@@ -62,6 +64,7 @@ class WorkerPorts:
     background: Background
     prove: Prove = prove_inline
     energy: EnergyMeter | None = None
+    tracer: Tracer = field(default_factory=Tracer.off)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 

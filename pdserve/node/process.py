@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 import structlog
@@ -40,6 +40,8 @@ from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.service.secret import read_secret
 from pdserve.service.tls import worker_tls
+from pdserve.service.tracing import open_tracer
+from pdserve.tracing import Tracer
 from pdserve.worker.background import ThreadBackground
 from pdserve.worker.driver import EventWaiter, LoopInbox, OnDeath, ThreadDriver
 from pdserve.worker.resolver import RouterResolver
@@ -83,7 +85,11 @@ async def run_worker(
     http = HttpServer(metrics.registry, health.not_alive, health.not_ready)
     metrics_address = await http.start(config.metrics.listen)
     watch = LoopWatch(metrics.registry, clock, clock.cpu_s, LoopStack(clock))
+    open_spans = ExitStack()
     try:
+        tracer = open_spans.enter_context(
+            open_tracer(config.tracing, "pdserve-worker", me.id, metrics.registry, clock, random)
+        )
         async with (
             StopSignals() as stop,
             asyncio.TaskGroup() as tasks,
@@ -117,7 +123,7 @@ async def run_worker(
                 secret=secret,
             )
             dialer = _make_dialer(setup, random, tasks, metrics)
-            ports = _real_ports(setup, clock, random, dialer, roles, prove, link_tls)
+            ports = _real_ports(setup, clock, random, dialer, roles, prove, link_tls, tracer)
             health.worker = worker = Worker(setup, ports, metrics, role)
             draining = tasks.create_task(_drain_when_asked(worker, stop))
             code = await worker.run()
@@ -129,6 +135,7 @@ async def run_worker(
     finally:
         watch.stop()
         http.close()
+        open_spans.close()
     log.info("worker.ended", code=code)
     return code
 
@@ -212,6 +219,7 @@ def _real_ports(
     roles: Roles,
     prove: Prove,
     link_tls: LinkTls | None,
+    tracer: Tracer,
 ) -> WorkerPorts:
     config, loop = setup.config, asyncio.get_running_loop()
     pool = setup.model.runner.pool
@@ -246,6 +254,7 @@ def _real_ports(
         background=ThreadBackground("structures"),
         prove=prove,
         energy=find_energy_meter(clock, setup.model.runner.card.gpus),
+        tracer=tracer,
     )
 
 

@@ -169,6 +169,7 @@ class RoleRun:
             clock=ports.clock,
             random=ports.random_for("engine"),
             config=config,
+            tracer=ports.tracer,
         )
         self._core = ports.roles[self.role](parts)
         self._transfer = TransferOwner(

@@ -24,6 +24,7 @@ from pdserve.service.router_config import RouterConfig
 from pdserve.service.scaling_config import ScalingConfig
 from pdserve.service.settings import PREFIX, ConfigError, Setting, check_fields, nearest, settings_of, shown
 from pdserve.service.tls_config import TlsConfig
+from pdserve.service.tracing_config import TracingConfig
 from pdserve.wire_version import WIRE_VERSION
 
 # Variables with our prefix that name no key: the model store reads them before there is a configuration, or clients do.
@@ -284,6 +285,7 @@ class MetricsConfig:
 
 
 _ROUTER, _HTTP, _NO_TLS, _SCALING = RouterConfig(), HttpConfig(), TlsConfig(), ScalingConfig()
+_NO_TRACING = TracingConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +303,7 @@ class Config:
     tls: TlsConfig = _NO_TLS
     scaling: ScalingConfig = _SCALING
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = _NO_TRACING
     metrics: MetricsConfig = MetricsConfig()
 
     def effective(self) -> dict[str, Any]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
 from pdserve.engine.sequence import Sequence
+from pdserve.errors import PdserveError
 from pdserve.ids import AttemptName
 from pdserve.messages import Phase
+from pdserve.tracing import Attribute, SpanEvent, Trace
 
 State = TypeVar("State", bound=Enum)
+
+_MAX_MOMENTS = 256
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -20,6 +24,9 @@ class WorkerAttempt(Generic[State]):
 
     progress_s  when it came into its present state
     how         how it ended: a finish reason, an error's class; "" = it hasn't
+    error       that ended it from this side; "" = none
+    trace       the place of its spans; None = it isn't traced
+    moments     of a traced one, what happened when: the first of num_moments
     """
 
     handle: int
@@ -30,6 +37,10 @@ class WorkerAttempt(Generic[State]):
     state: State
     is_stuck_logged: bool = False
     how: str = ""
+    error: str = ""
+    trace: Trace | None = None
+    moments: list[SpanEvent] = field(default_factory=list)
+    num_moments: int = 0
 
     @property
     def name(self) -> AttemptName:
@@ -39,6 +50,19 @@ class WorkerAttempt(Generic[State]):
     def note_end(self, how: str) -> None:
         """It ends, and so; what ends it afterwards doesn't count."""
         self.how = self.how or how
+
+    def note_error(self, error: PdserveError) -> None:
+        """It ends by an error of this side; as note_end."""
+        if not self.how:
+            self.how, self.error = type(error).__name__, f"{type(error).__name__}: {error}"
+
+    def note_moment(self, name: str, at_s: float, **attributes: Attribute) -> None:
+        """Something worth to be seen in its trace."""
+        if self.trace is None:
+            return
+        self.num_moments += 1
+        if len(self.moments) < _MAX_MOMENTS:
+            self.moments.append(SpanEvent(name, at_s, attributes))
 
     def move(self, state: State, now_s: float) -> None:
         """Into the next state; from now on its age counts again."""

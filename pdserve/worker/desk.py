@@ -38,6 +38,7 @@ from pdserve.messages import (
     Up,
 )
 from pdserve.stuck import is_newly_stuck
+from pdserve.tracing import Trace, TraceSpan
 from pdserve.worker.attempt import WorkerAttempt
 from pdserve.worker.messages import (
     BeginDrain,
@@ -99,6 +100,10 @@ class RoleVerbs(Protocol[A_contra]):
         """End it by an error of this side, which its router is told."""
         ...
 
+    def spans(self, attempt: A_contra, trace: Trace, end_s: float) -> list[TraceSpan]:
+        """Of this worker's part in a traced one that is over."""
+        ...
+
     def figures(self) -> RoleFigures: ...
 
     def books(self) -> RoleBooks: ...
@@ -124,6 +129,7 @@ class Desk(Generic[A]):
         self._engine = parts.engine
         self._clock = parts.clock
         self._to_loop = parts.to_loop
+        self._tracer = parts.tracer
         self._books_are_wrong = False
         self._reporter = Reporter(
             parts.engine.pool, parts.meter, parts.to_loop, parts.clock, parts.config.timeouts.heartbeat_s
@@ -216,6 +222,7 @@ class Desk(Generic[A]):
     def take_in(self, attempt: A, start: StartPrefill | StartDecode) -> None:
         """It is in hand until the role lets go of it, and due at its client's deadline."""
         self.attempts[attempt.handle] = attempt
+        attempt.trace = self._tracer.join(start.name.traceparent)
         log.debug(
             "attempt.begun", handle=attempt.handle, **attempt.name.logged, peer=attempt.peer,
             num_tokens=len(start.token_ids),
@@ -225,6 +232,8 @@ class Desk(Generic[A]):
     def let_go(self, attempt: A) -> None:
         """It is over, and nothing of it is left."""
         del self.attempts[attempt.handle]
+        if attempt.trace is not None:
+            self._tracer.put(self._role.spans(attempt, attempt.trace, self._clock.now_s()))
         log.debug(
             "attempt.ended", handle=attempt.handle, **attempt.name.logged, how=attempt.how,
             took_s=round(self._clock.now_s() - attempt.received_s, 4),
@@ -334,7 +343,7 @@ class Desk(Generic[A]):
 
     def say_failed(self, attempt: A, error: PdserveError) -> None:
         """An attempt that had begun ended by an error."""
-        attempt.note_end(type(error).__name__)
+        attempt.note_error(error)
         self._note(error)
         self.send(attempt.session_id, Failed(attempt.handle, to_failure(error)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdserve.clock import Clock
@@ -13,6 +13,7 @@ from pdserve.ids import Random
 from pdserve.messages import Role
 from pdserve.owner import Owner, Post
 from pdserve.service.config import Config, EngineConfig
+from pdserve.tracing import Tracer
 from pdserve.worker.metered_runner import MeteredRunner
 
 
@@ -32,6 +33,7 @@ class CoreParts:
     clock: Clock
     random: Random
     config: Config
+    tracer: Tracer = field(default_factory=Tracer.off)
 
 
 class RoleCore(Owner, Protocol):

@@ -39,6 +39,7 @@ from pdserve.messages import (
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.config import Config
 from pdserve.structure import Structure, StructureKind
+from pdserve.tracing import Trace, TraceSpan
 from pdserve.worker.attempt import WorkerAttempt
 from pdserve.worker.desk import Desk, RoleBooks, RoleFigures
 from pdserve.worker.messages import (
@@ -128,6 +129,9 @@ class Bench:
     def fail_attempt(self, attempt: PlainAttempt, error: PdserveError, *, cache: bool = True) -> None:
         self.desk.say_failed(attempt, error)
         self._over(attempt, "failed" if cache else "failed, not cached", error)
+
+    def spans(self, attempt: PlainAttempt, trace: Trace, end_s: float) -> list[TraceSpan]:
+        return [trace.span("part", attempt.received_s, end_s, error=attempt.error)]
 
     def figures(self) -> RoleFigures:
         return RoleFigures(num_waiting=7)
