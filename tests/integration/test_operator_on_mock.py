@@ -15,15 +15,20 @@ from prometheus_client import CollectorRegistry
 
 from deploy.k8s.operator.api import Api
 from deploy.k8s.operator.manifests import ServiceOwner
+from deploy.k8s.operator.routers import AskRouters
 from deploy.k8s.operator.spec import ServiceSpec
 from deploy.k8s.operator.watching import FINALIZER, Watching
 from pdserve.clock import SystemClock
 from pdserve.status import ClusterStatus
 from tests.support.kube.mock_api import GROUP, Controllers, MockApi, running_mock
 from tests.support.waiting import until
+from tests.unit.deploy.operator.services import OWNER
+from tests.unit.deploy.scaling.statuses import status, worker
 
 SERVICES = kmock.resource("pdserve.dev", "v1alpha1", "disaggregatedservices")
 DEPLOYMENTS = kmock.resource("apps", "v1", "deployments")
+PODS, SECRETS = kmock.resource("v1", "pods"), kmock.resource("v1", "secrets")
+COST = "controller.kubernetes.io/pod-deletion-cost"
 SPEC = {
     "model": "m",
     "images": {"router": "r:1", "worker": "w:1"},
@@ -39,6 +44,17 @@ class Cluster:
         self.api = api
         self.controllers = Controllers(api)
         self.registry = registry
+        self.statuses: list[ClusterStatus | None] = []
+
+    async def ask(self, owner: ServiceOwner, spec: ServiceSpec, pods: Any) -> list[ClusterStatus | None]:
+        """What its routers would say; in the operator's thread."""
+        return list(self.statuses)
+
+    def add_pod(self, name: str, role: str, set_id: str) -> None:
+        """One of a service's, that the operator sees."""
+        labels = {**OWNER.labels(), "app.kubernetes.io/component": role, "pdserve.dev/set": set_id}
+        pod = {"metadata": {"name": name, "namespace": "ns", "uid": name, "labels": labels}}
+        self.api.objects[PODS, "ns", name] = {"apiVersion": "v1", "kind": "Pod", "spec": {}, **pod}
 
     def create(self, **spec: Any) -> None:
         self.api.objects[SERVICES, "ns", "one"] = {
@@ -96,11 +112,6 @@ class Cluster:
         return (ready.get("status"), moving.get("status")) == ("True", "False")
 
 
-async def nobody(owner: ServiceOwner, spec: ServiceSpec, pods: Any) -> list[ClusterStatus | None]:
-    """No router answers."""
-    return []
-
-
 def call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """In another thread's loop, if it still runs."""
     if not loop.is_closed():
@@ -108,7 +119,10 @@ def call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 
 async def operate(
-    connection: kopf.ConnectionInfo, registry: CollectorRegistry, begun: Callable[[Callable[[], None]], None]
+    connection: kopf.ConnectionInfo,
+    registry: CollectorRegistry,
+    ask: AskRouters,
+    begun: Callable[[Callable[[], None]], None],
 ) -> None:
     """Watch until what `begun` was given is called, in any thread."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -120,7 +134,7 @@ async def operate(
             SystemClock(),
             Random(1),
             registry,
-            nobody,
+            ask,
             namespace="ns",
             resync_s=0.2,
             has_budgets=True,
@@ -133,10 +147,11 @@ async def cluster() -> AsyncIterator[Cluster]:
     """The operator has a thread and a loop of its own: at its end kopf cancels all tasks of its loop."""
     registry, stoppers = CollectorRegistry(), list[Callable[[], None]]()
     async with running_mock() as (mock, connection):
+        made = Cluster(mock, registry)
         operating = asyncio.create_task(
-            asyncio.to_thread(lambda: asyncio.run(operate(connection, registry, stoppers.append)))
+            asyncio.to_thread(lambda: asyncio.run(operate(connection, registry, made.ask, stoppers.append)))
         )
-        yield Cluster(mock, registry)
+        yield made
         for stop in stoppers:
             stop()
         await operating
@@ -208,6 +223,41 @@ async def test_a_mistake_is_named_and_changes_nothing(cluster: Cluster) -> None:
     await cluster.until("told", lambda: cluster.condition("Degraded").get("reason") == "InvalidSpec")
     assert "spec.access" in cluster.condition("Degraded")["message"]
     assert cluster.api.all_of("apps/v1", "Deployment") == []
+
+
+async def test_a_secret_that_is_missing_is_named_until_it_is_there(cluster: Cluster) -> None:
+    cluster.create(secretName="mine")
+    await cluster.until("told", lambda: cluster.condition("Degraded").get("reason") == "SecretMissing")
+    assert "Secret mine" in cluster.condition("Degraded")["message"]
+    cluster.api.objects[SECRETS, "ns", "mine"] = {"metadata": {"name": "mine"}, "data": {"secret": "eA=="}}
+    await cluster.until("mended", lambda: cluster.condition("Degraded").get("status") == "False")
+
+
+async def test_pods_with_the_least_to_do_are_marked_before_their_pool_shrinks(cluster: Cluster) -> None:
+    cluster.create(pools={"decode": {"replicas": 3}})
+    await cluster.until("settled", lambda: cluster.is_settled)
+    set_id = cluster.service["status"]["set"]
+    for number, running in enumerate((2, 0, 5)):
+        name = f"one-decode-{set_id}-{number}"
+        cluster.add_pod(name, "decode", set_id)
+        cluster.statuses.append(status(worker(name, role="decode", running=running), router=f"r{number}"))
+    cluster.change(pools={"decode": {"replicas": 2}})
+    await cluster.until("settled", lambda: cluster.is_settled)
+    assert sorted(each["spec"]["replicas"] for each in cluster.api.all_of("apps/v1", "Deployment")) == [
+        1,
+        2,
+        2,
+    ]
+    costs = {
+        each["metadata"]["name"][-1]: each["metadata"]["annotations"][COST]
+        for each in cluster.api.all_of("v1", "Pod")
+        if COST in each["metadata"].get("annotations", {})
+    }
+    assert costs == {"0": "2", "2": "5"}  # the idle one has 0, as all have
+    patches = [each for each in cluster.api if each.method is kmock.method.PATCH]
+    marked = [index for index, each in enumerate(patches) if each.resource == PODS]
+    scaled = [index for index, each in enumerate(patches) if each.subresource == "scale"]
+    assert len(marked) == 2 and max(marked) < max(scaled)
 
 
 async def test_a_deleted_service_is_drained_routers_first(cluster: Cluster) -> None:

@@ -30,6 +30,7 @@ from deploy.k8s.operator.manifests import (
 from deploy.k8s.operator.rollout import is_retired, old_sets, retire, roll_out, serving_set
 from deploy.k8s.operator.routers import AskRouters
 from deploy.k8s.operator.scaling import PoolScaler
+from deploy.k8s.operator.secrets import trouble_of_secrets
 from deploy.k8s.operator.seen import Seen, look
 from deploy.k8s.operator.spec import GROUP, VERSION, WORKER_ROLES, InvalidSpec, ServiceSpec, read_spec
 from deploy.k8s.operator.status import (
@@ -152,7 +153,10 @@ class ServiceKeeper:
         conditions = (
             available(serving_now),
             progressing(waiting, deployments, switching, leaving),
-            degraded(trouble_of(deployments.values(), seen.pods_of(set_id))),
+            degraded(
+                await trouble_of_secrets(self._api, owner, spec)
+                or trouble_of(deployments.values(), seen.pods_of(set_id))
+            ),
         )
         await self._tell(
             service, conditions, serving_now, serving, scaling=self._scaler.why if spec.is_scaled else ""

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import structlog
 
-from deploy.k8s.operator.api import Api
 from deploy.k8s.operator.manifests import Manifest, ServiceOwner, role_of
 from deploy.k8s.operator.pods import WORKERS_PORT
+from deploy.k8s.operator.secrets import Objects
 from deploy.k8s.operator.spec import ServiceSpec
 from pdserve.errors import PdserveError
 from pdserve.operator_client import OperatorClient
@@ -48,7 +48,7 @@ class RouterPods:
     ip_of  a pod's address, "" = none
     """
 
-    def __init__(self, api: Api, ip_of: Callable[[Manifest], str] = pod_ip) -> None:
+    def __init__(self, api: Objects, ip_of: Callable[[Manifest], str] = pod_ip) -> None:
         self._api = api
         self._ip_of = ip_of
 
@@ -62,14 +62,14 @@ class RouterPods:
             and not pod["metadata"].get("deletionTimestamp")
             and (ip := self._ip_of(pod))
         ]
-        secret = await self._read(owner.namespace, owner.secret_name(spec))
+        secret = (await self._read(owner.namespace, owner.secret_name(spec))).get("secret")
+        if secret is None:  # which is in the service's status
+            return [None for _ in addresses]
         tls_files = await self._read(owner.namespace, spec.tls_secret) if spec.tls_secret else {}
         server_name = spec.config.tls.server_name or owner.workers_host(spec.set_id)
         with _as_files(tls_files) as folder:
             tls = _tls(folder, server_name) if tls_files else None
-            return list(
-                await asyncio.gather(*(_ask_one(each, secret["secret"].strip(), tls) for each in addresses))
-            )
+            return list(await asyncio.gather(*(_ask_one(each, secret.strip(), tls) for each in addresses)))
 
     async def _read(self, namespace: str, name: str) -> dict[str, bytes]:
         found = await self._api.get("v1", "Secret", namespace, name)
