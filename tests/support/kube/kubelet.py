@@ -77,7 +77,7 @@ class Kubelet:
 
     def _end(self, process: PodProcess) -> None:
         name = process.pod["metadata"]["name"]
-        if name not in self._ending:
+        if process.has_started and name not in self._ending:  # else it is told as soon as it has
             self._ending[name] = asyncio.ensure_future(process.terminate())
 
     async def follow_endpoints(self) -> None:

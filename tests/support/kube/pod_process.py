@@ -59,6 +59,11 @@ class PodProcess:
         assert self._child is not None
         return self._child.pid
 
+    @property
+    def has_started(self) -> bool:
+        """Whether there is, or was, anything to tell."""
+        return self._child is not None
+
     async def run(self, client: KubeClient, on_start: Callable[[], None]) -> int:
         """Start it and wait for its end; the exit code."""
         mounts = await self._mount(client)
