@@ -172,3 +172,29 @@ def test_the_operators_image_has_what_it_needs(builder: Builder, tmp_path: Path,
     assert {"kopf", "pdserve"} <= packages and "torch" not in packages
     code, said = run(image, tmp_path / "outside", settings, "operator")
     assert (code, said.count("\n")) == (2, 1), said  # no cluster around it
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_worker_for_gpus_is_made_by_the_same_steps(
+    builder: Builder, tmp_path: Path, settings: Path
+) -> None:
+    """With the torch that this machine's pip finds; that for CUDA is gigabytes."""
+    image = builder.image("worker-cuda")
+    assert image.environ["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    assert image.entrypoint == builder.image("router").entrypoint
+    code, said = run(image, tmp_path / "version", settings, "version")
+    assert code == 0, said
+    assert "torch" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pdserve_goes_into_an_image_of_ray(builder: Builder) -> None:
+    """Into the Python that is there; this machine stands for the image, which has Ray in the version of the tests."""
+    arguments, _ = read_stages(DOCKERFILE.read_text(encoding="utf-8"))
+    pinned = (DOCKERFILE.parents[2] / "constraints.txt").read_text(encoding="utf-8")
+    assert f"ray=={arguments['RAY'].partition(':')[2].partition('-')[0]}\n" in pinned
+    image = builder.image("ray-node")
+    installed = {path.parts[-2] for path in image.root.glob("**/site-packages/*/__init__.py")}
+    assert {"pdserve", "deploy", "router", "torch", "grpc"} <= installed
