@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from pdserve.errors import too_large
+from pdserve.errors import InvalidRequest, too_large
 from pdserve.steps import Steps
 
 PIECE_CHARACTERS = 8_192  # some milliseconds of work
 MAX_UNCUT_CHARACTERS = 131_072  # more without a place for a cut is no text
 _LEAD_CHARACTERS = 32  # of text before a piece; more if there is no cut nearer
 _REACH = 1_024  # where a cut is looked for at first
-_MOST_REACH = 65_536  # in one call of a regex, which holds the interpreter
+_MOST_REACH = 16_384  # in one call of a regex, which holds the interpreter for some milliseconds
 
 # A cut is behind a letter or digit and before ASCII that is neither, or 、 。 ，; or behind the one line end after
 # something and before a letter or digit. Here in bytes, as tokens may begin and end within a character.
@@ -50,7 +50,7 @@ class TextPieces:
         return encode(text) if ids is None else ids
 
     def encode_end(self, text: str, count: int, encode: Encode) -> Steps[tuple[list[int], bool]]:
-        """The last `count` ids of a text, or more; and whether they are all of it."""
+        """The last `count` ids of a text, or more; and whether they are all of it. Raises as `encode`."""
         size = max(_REACH, 4 * count)
         while True:
             begin = self._last_cut(text, len(text) - size)
@@ -81,33 +81,50 @@ class TextPieces:
         place, most = begin + self._piece_characters, begin + MAX_UNCUT_CHARACTERS
         if place >= len(text):
             return len(text)
-        found = None if self._cut is None else self._cut.search(text, place - 1, most + 1)
-        if found is not None:
-            return found.end()
+        found = self._first_cut(text, place, most)
+        if found:
+            return found
         if len(text) <= most:
             return len(text)
         nearer = self._last_cut(text, place - 1)
         if nearer > begin:
             return nearer
-        raise too_large(
-            "word",
-            "the text has too long a word: no space or punctuation in so many characters",
-            limit=MAX_UNCUT_CHARACTERS,
-            begins_at=begin,
-        )
+        raise _too_long_word(begin)
+
+    def _first_cut(self, text: str, place: int, most: int) -> int:
+        """The first one from `place` to `most`, or 0."""
+        if self._cut is None:
+            return 0
+        for begin in range(place - 1, most, _MOST_REACH):
+            found = self._cut.search(text, begin, min(begin + _MOST_REACH, most) + 1)
+            if found is not None:
+                return found.end()
+        return 0
 
     def _last_cut(self, text: str, place: int) -> int:
-        """The last one up to there, or 0."""
+        """The last one up to there, or 0. Raises InvalidRequest if it is further away than any may be."""
         if self._cut is None:
             return 0
         reach, end = _REACH, place + 1
         while end > 1:
+            if end <= place - MAX_UNCUT_CHARACTERS:
+                raise _too_long_word(end)
             begin = max(0, end - reach)
             cut = max((found.end() for found in self._cut.finditer(text, begin, end)), default=0)
             if cut:
                 return cut
             end, reach = begin + 1, min(2 * reach, _MOST_REACH)
         return 0
+
+
+def _too_long_word(begins_at: int) -> InvalidRequest:
+    """begins_at: or before."""
+    return too_large(
+        "word",
+        "the text has too long a word: no space or punctuation in so many characters",
+        limit=MAX_UNCUT_CHARACTERS,
+        begins_at=begins_at,
+    )
 
 
 def _spanned(tokens: Iterable[bytes]) -> set[tuple[str, str]]:

@@ -139,6 +139,23 @@ def test_a_text_without_the_end_of_a_word_is_refused(tokenizer: Tokenizer) -> No
     assert finish(tokenizer.encode_steps(longest + behind, keep=9)) == tokenizer.encode(behind)[-9:]
 
 
+def test_of_a_long_word_not_much_is_read(tokenizer: Tokenizer) -> None:
+    """Wherever it lies: at the end, or before the end that is to be encoded."""
+    pieces = TextPieces(tokenizer.token_bytes())
+    lengths = [0]
+
+    def encode(part: str) -> list[int]:
+        lengths.append(len(part))
+        return tokenizer.encode(part, add_special_tokens=False)
+
+    word = "a" * 4_000_000
+    for text in (word, f"{word} {'b' * 1_030}"):
+        with pytest.raises(InvalidRequest, match="too long a word") as refused:
+            finish(pieces.encode_end(text, 2, encode))
+        assert int(str(refused.value.fields["begins_at"])) > len(word) - 2 * MAX_UNCUT_CHARACTERS
+        assert max(lengths) <= MAX_UNCUT_CHARACTERS
+
+
 def test_no_token_stands_for_more_than_the_longest(tokenizer: Tokenizer) -> None:
     longest = tokenizer.longest_token_bytes
     assert longest is not None
