@@ -250,8 +250,9 @@ class Run:
     async def _attack(self) -> None:
         """One cheap request that would cost much; how it should end depends on the model, so only bugs count here."""
         attack = self._random.choice(ATTACKS)
+        send = attack.prepare()
         async with grpc.aio.insecure_channel(self._cluster.routers[0].address) as channel:
-            codes = await asyncio.gather(*(attack.send(channel) for _ in range(attack.at_once)))
+            codes = await asyncio.gather(*(send(channel) for _ in range(attack.at_once)))
         self._done.num_attacks += len(codes)
         if bugs := set(codes) & {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
             self._done.wrong.append(f"attack {attack.name} ended {bugs}")

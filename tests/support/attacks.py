@@ -32,39 +32,45 @@ OTHER_ADDRESS = grpc.StatusCode.FAILED_PRECONDITION
 LIBRARY = grpc.StatusCode.RESOURCE_EXHAUSTED  # of what isn't even taken in
 
 Send = Callable[[grpc.aio.Channel], Awaitable[grpc.StatusCode]]
+Prepare = Callable[[], Send]
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """at_once: so many of it together. ends: how each may end."""
+    """prepare: makes the message, which may take long. at_once: so many of it together. ends: how each may end."""
 
     name: str
-    send: Send
+    prepare: Prepare
     ends: tuple[grpc.StatusCode, ...]
     at_once: int = 1
 
 
-def raw(method: str, content: Callable[[], bytes]) -> Send:
-    """One call with a message of these bytes, made for it."""
+def raw(method: str, content: Callable[[], bytes]) -> Prepare:
+    """One call with a message of these bytes."""
 
-    async def send(channel: grpc.aio.Channel) -> grpc.StatusCode:
-        call: Any = channel.unary_stream(method, None, None)(content(), timeout=120)
-        try:
-            async for _ in call:
-                pass
-        except grpc.aio.AioRpcError as error:
-            return error.code()
-        return OK
+    def prepare() -> Send:
+        message = content()
 
-    return send
+        async def send(channel: grpc.aio.Channel) -> grpc.StatusCode:
+            call: Any = channel.unary_stream(method, None, None)(message, timeout=120)
+            try:
+                async for _ in call:
+                    pass
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return OK
+
+        return send
+
+    return prepare
 
 
-def generate(make: Callable[[], pb.GenerateRequest]) -> Send:
+def generate(make: Callable[[], pb.GenerateRequest]) -> Prepare:
     """One Generate, whose stream is read to its end."""
     return raw(_INFERENCE + "Generate", lambda: make().SerializeToString())
 
 
-def text(make: Callable[[], str], keep: int | None = None, **params: Any) -> Send:
+def text(make: Callable[[], str], keep: int | None = None, **params: Any) -> Prepare:
     return generate(
         lambda: pb.GenerateRequest(
             text=make(),
@@ -74,7 +80,7 @@ def text(make: Callable[[], str], keep: int | None = None, **params: Any) -> Sen
     )
 
 
-def ids(count: int, keep: int | None = None, **params: Any) -> Send:
+def ids(count: int, keep: int | None = None, **params: Any) -> Prepare:
     return generate(
         lambda: pb.GenerateRequest(
             token_ids=pb.TokenIds(ids=b"a" * count),
@@ -86,7 +92,7 @@ def ids(count: int, keep: int | None = None, **params: Any) -> Send:
 
 def chat(
     *contents: str, tools: str = "", extra: str = "", variables: str = "", method: str = "Generate"
-) -> Send:
+) -> Prepare:
     """Each a message of the user's; extra: of each."""
 
     def make() -> bytes:
@@ -100,7 +106,7 @@ def chat(
     return raw(_INFERENCE + method, make)
 
 
-def params(**values: Callable[[], Any]) -> Send:
+def params(**values: Callable[[], Any]) -> Prepare:
     """A short text with these sampling parameters."""
 
     def make() -> pb.GenerateRequest:
@@ -110,7 +116,7 @@ def params(**values: Callable[[], Any]) -> Send:
     return generate(make)
 
 
-def fields(**values: Callable[[], Any]) -> Send:
+def fields(**values: Callable[[], Any]) -> Prepare:
     """A short text with these fields of the request."""
 
     def make() -> pb.GenerateRequest:
@@ -120,16 +126,16 @@ def fields(**values: Callable[[], Any]) -> Send:
     return generate(make)
 
 
-def tokenize(make: Callable[[], str]) -> Send:
+def tokenize(make: Callable[[], str]) -> Prepare:
     return raw(_INFERENCE + "Tokenize", lambda: pb.TokenizeRequest(text=make()).SerializeToString())
 
 
-def detokenize(count: int) -> Send:
+def detokenize(count: int) -> Prepare:
     make = lambda: pb.DetokenizeRequest(token_ids=b"a" * count).SerializeToString()  # noqa: E731
     return raw(_INFERENCE + "Detokenize", make)
 
 
-def field(method: str, number: int, content: Callable[[], bytes]) -> Send:
+def field(method: str, number: int, content: Callable[[], bytes]) -> Prepare:
     """Any call, whose message holds only this field, of these bytes."""
 
     def make() -> bytes:
@@ -139,7 +145,7 @@ def field(method: str, number: int, content: Callable[[], bytes]) -> Send:
     return raw(method, make)
 
 
-def nested(number: int, content: Callable[[], bytes]) -> Send:
+def nested(number: int, content: Callable[[], bytes]) -> Prepare:
     return field(_INFERENCE + "Generate", number, content)
 
 
@@ -151,7 +157,7 @@ def _varint(number: int) -> bytes:
     return bytes([*digits, number])
 
 
-def resume(num_choices: int, num_tokens: int) -> Send:
+def resume(num_choices: int, num_tokens: int) -> Prepare:
     held = pb.ResumeChoice(token_ids=b"a" * num_tokens)
     return fields(
         sampling=lambda: pb.SamplingParams(n=num_choices, seed=1),
@@ -159,15 +165,19 @@ def resume(num_choices: int, num_tokens: int) -> Send:
     )
 
 
-async def cancelled(channel: grpc.aio.Channel) -> grpc.StatusCode:
+def cancelled() -> Send:
     """Large texts whose client leaves as soon as they are sent."""
     message = pb.GenerateRequest(text="low tide " * (FITS // 9)).SerializeToString()
-    call: Any = channel.unary_stream(_INFERENCE + "Generate", None, None)
-    sent = [call(message, timeout=120) for _ in range(16)]
-    await asyncio.sleep(0)
-    for each in sent:
-        each.cancel()
-    return OK
+
+    async def send(channel: grpc.aio.Channel) -> grpc.StatusCode:
+        call: Any = channel.unary_stream(_INFERENCE + "Generate", None, None)
+        sent = [call(message, timeout=120) for _ in range(16)]
+        await asyncio.sleep(0)
+        for each in sent:
+            each.cancel()
+        return OK
+
+    return send
 
 
 def _json_keys(num_bytes: int) -> str:
