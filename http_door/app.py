@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from http_door.answer import HttpAnswer, Json
 from http_door.body import ClientGone, check_announced, read_all
 from http_door.chat import ChatAnswer, ChatFields
 from http_door.completions import CompletionAnswer, CompletionFields
-from http_door.connection import Connection
+from http_door.connection import Connection, OpenConnections
 from http_door.errors import HttpRefusal, reply_to
 from http_door.fields import TextFields, read_body
 from http_door.generating import give_stream, give_whole
@@ -55,6 +55,7 @@ class Door:
     metrics: HttpMetrics
     receiving: Receiving
     begun_s: int
+    open: OpenConnections = field(default_factory=OpenConnections)
 
     async def read(
         self, visit: Visit, receive: Receive, headers: Headers, kind: type[B], make: Callable[[B], T]
@@ -95,7 +96,10 @@ class Endpoint:
         client = Connection(receive, send)
         status = "gone"
         try:
-            with self._door.backend.visit(call_of(scope, self._purpose)) as visit:
+            with (
+                self._door.open.counted(client),
+                self._door.backend.visit(call_of(scope, self._purpose)) as visit,
+            ):
                 await self._handle(self._door, Exchange(visit, scope, Headers(scope=scope), receive, client))
             status = str(client.status)
         except ClientGone:

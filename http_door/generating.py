@@ -44,8 +44,8 @@ async def give_stream(
 ) -> None:
     """Server-sent events. Raises what a request ended with before anything was written; later it is an event."""
     with metrics.open_streams.track_inprogress():
-        async with client.while_there(), _events(answer.requests, visit) as events:
-            try:
+        try:
+            async with client.while_there(), _events(answer.requests, visit) as events:
                 placed = await _first(events, client, headers)
                 if client.status == 0:
                     await client.begin(200, {**_STREAM_HEADERS, **headers})
@@ -55,13 +55,13 @@ async def give_stream(
                     if content := b"".join([_line(part) for part in answer.take(place, event, spelled)]):
                         await client.write(content)
                     placed = await anext(events, None)
-            except PdserveError as error:
-                if client.status == 0:
-                    raise
-                # No [DONE]: whoever waits for it must not take this for a whole answer.
-                await client.end(_line(reply_to(error).content))
-                return
-            await client.end(b"".join([*(_line(part) for part in answer.end()), _DONE]))
+        except PdserveError as error:
+            if client.status == 0:
+                raise
+            # No [DONE]: whoever waits for it must not take this for a whole answer.
+            await client.end(_line(reply_to(error).content))
+            return
+        await client.end(b"".join([*(_line(part) for part in answer.end()), _DONE]))
 
 
 _Placed = tuple[int, Event]

@@ -9,10 +9,30 @@ from http_door.metrics import HttpMetrics
 from http_door.port import Backend
 from http_door.server import DoorServer
 from pdserve.clock import Clock
+from pdserve.errors import Draining
 from pdserve.ids import Random
 from pdserve.service.config import Config
 from pdserve.service.receiving import Receiving
 from pdserve.service.tls import server_context
+
+
+class OpenDoor:
+    """A door that is open. address: HOST:PORT, with its real port."""
+
+    def __init__(self, door: Door, server: DoorServer, address: str) -> None:
+        self._door = door
+        self._server = server
+        self.address = server.start(address, "http.listen")
+
+    async def drain(self, limit_s: float) -> None:
+        """Return when all calls have ended; those that are left after limit_s are ended UNAVAILABLE."""
+        if not await self._door.open.none_left(limit_s):
+            self._door.open.end_by(Draining("this process ends: send the request again"))
+            await self._door.open.none_left(self._server.stop_grace_s)
+
+    async def stop(self) -> None:
+        """Take no more connections and end what is left."""
+        await self._server.stop()
 
 
 def open_door(
@@ -25,8 +45,8 @@ def open_door(
     registry: CollectorRegistry,
     receiving: Receiving,
     stop_grace_s: float,
-) -> tuple[DoorServer, str]:
-    """Listen at HOST:PORT; returns the server, and the address with its real port. On the event loop.
+) -> OpenDoor:
+    """Listen at HOST:PORT. On the event loop.
 
     receiving  where bodies come in
     Raises ConfigError for an address or TLS files that can't be used.
@@ -46,4 +66,4 @@ def open_door(
         tls=server_context(config.tls, config.tls.client_ca_file),
         stop_grace_s=stop_grace_s,
     )
-    return server, server.start(address, "http.listen")
+    return OpenDoor(door, server, address)

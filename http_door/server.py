@@ -31,6 +31,8 @@ class DoorServer:
     def __init__(
         self, app: ASGIApp, *, stall_s: float, tls: ssl.SSLContext | None, stop_grace_s: float
     ) -> None:
+        self.stop_grace_s = stop_grace_s
+
         class BoundProtocol(_Protocol):
             limit_s = stall_s
 

@@ -14,15 +14,17 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
+from copy import copy
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pdserve.chat import check_chat
 from pdserve.clock import Clock, SystemClock
 from pdserve.completion import Completion, ResumableGeneration, collect
-from pdserve.errors import DeadlineExceeded, Draining
+from pdserve.errors import DeadlineExceeded, Draining, Incompatible
 from pdserve.fields import check_unicode
 from pdserve.request import (
     Chat,
@@ -35,6 +37,7 @@ from pdserve.request import (
 )
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
+from pdserve.service.rpc import INFERENCE
 from pdserve.service.rpc_errors import ServerLost, error_of
 from pdserve.service.targets import RouterLost as RouterLost
 from pdserve.service.targets import Targets
@@ -42,6 +45,7 @@ from pdserve.service.tls import ClientTls as ClientTls
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO, ClusterStatus, ModelInfo
 
 T = TypeVar("T")
+PROBE_S = 2.0  # for an answer to whether a router serves
 
 
 class AsyncClient:
@@ -63,6 +67,7 @@ class AsyncClient:
         clock: Clock | None = None,
     ) -> None:
         self._targets = Targets(targets, keepalive_s, api_key, tls)
+        self._metadata = self._targets.metadata
         self._clock = clock or SystemClock()
 
     async def __aenter__(self) -> Self:
@@ -76,6 +81,12 @@ class AsyncClient:
     async def close(self) -> None:
         """End all calls and connections; idempotent."""
         await self._targets.close()
+
+    def with_metadata(self, metadata: Sequence[tuple[str, str]]) -> Self:
+        """The same connections, for calls with this metadata: those of whoever stands behind a gateway."""
+        client = copy(self)
+        client._metadata = tuple(metadata)
+        return client
 
     async def generate(
         self, request: GenerateRequest | Input, *, deadline_s: float | None = None
@@ -135,6 +146,26 @@ class AsyncClient:
         """The text of ids."""
         return str((await self._unary("Detokenize", pb.DetokenizeRequest(token_ids=token_ids))).text)
 
+    async def token_bytes(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+        """How each of these tokens is written by itself. Raises Incompatible if the router is an earlier one."""
+        asked = pb.DetokenizeRequest(token_ids=token_ids, each=True)
+        written = tuple((await self._unary("Detokenize", asked)).tokens)
+        if len(written) != len(token_ids):
+            raise Incompatible(
+                "the router doesn't tell how single tokens are written: it is an earlier version"
+            )
+        return written
+
+    async def serving(self) -> bool:
+        """Whether a request would be served now; asked without an API key."""
+        asked = health_pb2.HealthCheckRequest(service=INFERENCE)
+        answer = await self._targets.ask(
+            lambda target: health_pb2_grpc.HealthStub(self._targets.channel(target)).Check(
+                asked, timeout=PROBE_S
+            )
+        )
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
     async def model(self) -> ModelInfo:
         """The model that is served."""
         return MODEL_INFO.read(await self._unary("GetModel", pb.GetModelRequest()))
@@ -149,9 +180,7 @@ class AsyncClient:
         timeout_s = None if ends_at_s is None else ends_at_s - self._clock.now_s()
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceeded("the deadline has passed", target=target)
-        call = self._stub(target).Generate(
-            request.to_proto(), timeout=timeout_s, metadata=self._targets.metadata
-        )
+        call = self._stub(target).Generate(request.to_proto(), timeout=timeout_s, metadata=self._metadata)
         try:
             async for msg in call:
                 event = event_from_proto(msg)
@@ -164,7 +193,7 @@ class AsyncClient:
 
     async def _unary(self, method: str, message: Any) -> Any:
         """A call that may be asked of any router."""
-        metadata = self._targets.metadata
+        metadata = self._metadata
         return await self._targets.ask(
             lambda target: getattr(self._stub(target), method)(message, metadata=metadata)
         )

@@ -354,17 +354,19 @@ class RouterApp:
         return await self.text.encode(await self._tokenizer(), source, self.fleet.limits, user=asker)
 
     async def detokenize(self, token_ids: Sequence[int], asker: str = "") -> str:
-        """Text of ids, of which more than the window holds are refused unread. Raises InvalidRequest, Overloaded."""
-        tokenizer = await self._tokenizer()
+        """Text of ids. Raises InvalidRequest, for more than the window holds unread; Overloaded, NoWorker."""
+        await self._check_ids(token_ids)
+        return await self.text.decode(await self._tokenizer(), tuple(token_ids), user=asker)
+
+    async def token_bytes(self, token_ids: Sequence[int], asker: str = "") -> list[bytes]:
+        """How each of these is written by itself, nothing for what is no token. Raises as `detokenize`."""
+        await self._check_ids(token_ids)
+        return await self.text.token_bytes(await self._tokenizer(), token_ids, user=asker)
+
+    async def _check_ids(self, token_ids: Sequence[int]) -> None:
         await self.fleet.get_identity(self._config.timeouts.worker_wait_s)
-        if len(token_ids) > self.fleet.window_tokens:
-            raise too_large(
-                "token_ids",
-                "more token ids than the window holds",
-                limit=self.fleet.window_tokens,
-                value=len(token_ids),
-            )
-        return await self.text.decode(tokenizer, tuple(token_ids), user=asker)
+        if (value := len(token_ids)) > (limit := self.fleet.window_tokens):
+            raise too_large("token_ids", "more token ids than the window holds", limit=limit, value=value)
 
     async def _tokenizer(self) -> Tokenizer:
         return await self.text.get(self._config.timeouts.worker_wait_s)

@@ -63,9 +63,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             return await turns.call(lambda: _token_ids(ids), user=asker, num_bytes=len(ids))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
+        asker = asker_of_call(context)
         with large_ones_counted(self._app.metrics):
-            text = await self._app.detokenize(request.token_ids, asker_of_call(context))
-            return pb.DetokenizeResponse(text=text)
+            if request.each:
+                return pb.DetokenizeResponse(tokens=await self._app.token_bytes(request.token_ids, asker))
+            return pb.DetokenizeResponse(text=await self._app.detokenize(request.token_ids, asker))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
         return MODEL_INFO.write(await self._app.model())

@@ -121,7 +121,7 @@ class _RouterVisit:
             return await self._app.detokenize(token_ids, self.asker)
 
     async def token_bytes(self, token_ids: Sequence[int]) -> Sequence[bytes]:
-        return await self._app.text.token_bytes(token_ids, user=self.asker)
+        return await self._app.token_bytes(token_ids, self.asker)
 
     async def model(self) -> ModelInfo:
         return await self._app.model()

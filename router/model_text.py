@@ -161,9 +161,8 @@ class ModelText:
         steps = at_once(lambda: tokenizer.decode(token_ids, skip_special_tokens=False))
         return await self._turns.run(steps, user=user, num_bytes=len(token_ids))
 
-    async def token_bytes(self, token_ids: Sequence[int], *, user: str) -> list[bytes]:
-        """How each of these tokens is written by itself; ids that are none give nothing. Raises NoWorker."""
-        tokenizer = await self.get(0.0)
+    async def token_bytes(self, tokenizer: Tokenizer, token_ids: Sequence[int], *, user: str) -> list[bytes]:
+        """How each of these tokens is written by itself; ids that are none give nothing."""
         if "spelled" not in tokenizer.__dict__:  # of a large vocabulary it takes a second
             steps = at_once(lambda: tokenizer.spelled)
             await self._turns.run(steps, user=user, num_bytes=tokenizer.vocab_size)

@@ -23,6 +23,7 @@ from pdserve.service.config import Config
 from pdserve.service.exposure import check_router, workers_listen
 from pdserve.service.grpc_session import WorkersServicer
 from pdserve.service.http import HttpServer
+from pdserve.service.http_config import http_extra
 from pdserve.service.lifecycle import EXIT_OK, StopSignals
 from pdserve.service.logs import set_up_logs
 from pdserve.service.loop_stack import LoopStack
@@ -32,7 +33,6 @@ from pdserve.service.receiving import Receiving
 from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
 from pdserve.service.rpc_requests import RequestReader
 from pdserve.service.secret import read_secret
-from pdserve.service.settings import ConfigError
 from pdserve.service.tls import server_credentials
 from pdserve.service.tracing import open_tracer
 from pdserve.service.wrong_listener import WrongListener
@@ -50,7 +50,7 @@ from router.structures import NUM_THREADS
 from router.work import ThreadWork
 
 if TYPE_CHECKING:
-    from http_door.server import DoorServer
+    from http_door.opening import OpenDoor
 
 log = structlog.get_logger()
 
@@ -205,7 +205,7 @@ class _Process:
                 address, workers_address = self._listen_for_clients(), self._listen_for_workers()
                 await self._for_workers.start()
                 await self._for_clients.start()
-                door, http_address = self._open_http()
+                door = self._open_http()
                 self._listening = True
                 side_tasks = [self._tasks.create_task(self._tell_health())]
                 if self._keys is not None:
@@ -214,7 +214,7 @@ class _Process:
                     "router.listening",
                     address=address,
                     workers=workers_address,
-                    http=http_address,
+                    http="" if door is None else door.address,
                     metrics=metrics_address,
                 )
                 await stop.wait()
@@ -230,14 +230,12 @@ class _Process:
         most = max(1, self._config.router.max_receiving_bytes // message_bytes)
         return Receiving(most, self._clock, self._app.metrics.receiving_refused.inc)
 
-    def _open_http(self) -> tuple[DoorServer | None, str]:
-        """The HTTP door, if there is to be one, and its address. Raises ConfigError."""
+    def _open_http(self) -> OpenDoor | None:
+        """The HTTP door, if there is to be one. Raises ConfigError."""
         if not self._config.http.listen:
-            return None, ""
-        try:
-            from http_door.opening import open_door  # an extra
-        except ImportError as error:
-            raise ConfigError("http.listen needs the extra http: pip install 'pdserve[http]'") from error
+            return None
+        with http_extra("http.listen"):
+            from http_door.opening import open_door
         return open_door(
             RouterHttpBackend(self._app, self._gate, self._not_ready),
             self._config,
@@ -287,7 +285,7 @@ class _Process:
             self._health_changed.clear()
             await self._health_changed.wait()
 
-    async def _drain(self, door: DoorServer | None) -> None:
+    async def _drain(self, door: OpenDoor | None) -> None:
         self._asked_to_stop = True
         await self._health.drain()
         if delay_s := self._config.router.drain_delay_s:

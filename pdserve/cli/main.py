@@ -75,6 +75,7 @@ _COMMANDS = {
     "prefill": _Command("pdserve.cli.worker", "start one prefill worker process", serves=True),
     "decode": _Command("pdserve.cli.worker", "start one decode worker process", serves=True),
     "worker": _Command("pdserve.cli.worker", "start one worker process; its role is a setting", serves=True),
+    "gateway": _Command("pdserve.cli.gateway", "start one HTTP gateway in front of routers", serves=True),
     "operator": _Command("pdserve.cli.operator", "look after clusters on Kubernetes", serves=True),
     "version": _Command("pdserve.cli.version", "versions of pdserve and of what it runs on"),
 }

@@ -31,6 +31,7 @@ ROUTER = {
     "id": "router.id",
     "insecure": "cluster.insecure",
 }
+GATEWAY = {"listen": "http.listen", "insecure": "cluster.insecure"}
 UP = {name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")} | {
     name: ROUTER[name] for name in ("listen", "workers-listen", "http-listen")
 }

@@ -31,7 +31,23 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     _add_trust(parser, "the router's, if it asks for one")
 
 
+def add_routers(parser: argparse.ArgumentParser) -> None:
+    """Where the routers are that a gateway stands before; its callers bring keys of their own."""
+    _add_target(parser, DEFAULT_TARGET, "a router")
+    _add_tls(parser)
+
+
 def _add_trust(parser: argparse.ArgumentParser, what: str) -> None:
+    _add_tls(parser)
+    parser.add_argument(
+        "--api-key",
+        default="",
+        metavar="K",
+        help=f"{what}; better in {API_KEY_VARIABLE}, where other users don't see it",
+    )
+
+
+def _add_tls(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tls",
         action="store_true",
@@ -44,12 +60,6 @@ def _add_trust(parser: argparse.ArgumentParser, what: str) -> None:
         ("server-name", "NAME", "that the router's certificate is for, if not the host of --target"),
     ):
         parser.add_argument(f"--tls-{name}", default="", metavar=metavar, help=meaning)
-    parser.add_argument(
-        "--api-key",
-        default="",
-        metavar="K",
-        help=f"{what}; better in {API_KEY_VARIABLE}, where other users don't see it",
-    )
 
 
 def _add_target(parser: argparse.ArgumentParser, default: str, what: str) -> None:
@@ -89,10 +99,10 @@ def open_client(arguments: argparse.Namespace) -> Client:
 
     Raises InvalidRequest for what is no address.
     """
-    targets = _targets(arguments)
+    targets = targets_of(arguments)
     from pdserve.client import Client
 
-    return Client(targets, api_key=_api_key(arguments), tls=_tls(arguments))
+    return Client(targets, api_key=_api_key(arguments), tls=tls_of(arguments))
 
 
 def ask_operators(
@@ -103,13 +113,13 @@ def ask_operators(
     Raises InvalidRequest for what is no address, ConfigError for a --secret-file that can't be used, and what the
     answer says.
     """
-    targets = _targets(arguments)
+    targets = targets_of(arguments)
     secret = read_secret(arguments.secret_file or _local_secret_of(targets))
     api_key = "" if secret is not None and not arguments.api_key else _api_key(arguments)
     from pdserve.operator_client import OperatorClient
 
     async def run() -> T:
-        async with OperatorClient(targets, secret=secret, api_key=api_key, tls=_tls(arguments)) as operator:
+        async with OperatorClient(targets, secret=secret, api_key=api_key, tls=tls_of(arguments)) as operator:
             return await ask(operator)
 
     return asyncio.run(run())
@@ -129,8 +139,8 @@ def _api_key(arguments: argparse.Namespace) -> str:
     return str(arguments.api_key or os.environ.get(API_KEY_VARIABLE, "")).strip()
 
 
-def _tls(arguments: argparse.Namespace) -> ClientTls | None:
-    """Raises ConfigError for flags without TLS, and files that can't be read."""
+def tls_of(arguments: argparse.Namespace) -> ClientTls | None:
+    """How routers are spoken to; None = without TLS. Raises ConfigError for flags without TLS, and unreadable files."""
     from pdserve.service.tls import ClientTls
 
     made = ClientTls(
@@ -147,7 +157,8 @@ def _tls(arguments: argparse.Namespace) -> ClientTls | None:
     return made
 
 
-def _targets(arguments: argparse.Namespace) -> list[str]:
+def targets_of(arguments: argparse.Namespace) -> list[str]:
+    """The addresses of --target. Raises InvalidRequest for what is none."""
     targets = [part.strip() for part in arguments.target.split(",")]
     for target in targets:
         split_address(target)

@@ -11,6 +11,7 @@ from pdserve.service.settings import ConfigError
 
 _LOOPBACK = "127.0.0.1"
 _SET_KEYS = "set router.keys_file, tls.cert_file and tls.key_file"
+_SET_TLS = "set tls.cert_file and tls.key_file, and let the routers ask for keys"
 _SET_SECRET = "set cluster.secret_file"
 _SET_LINKS = "set cluster.secret_file or transport.link_tls"
 
@@ -43,6 +44,12 @@ def check_router(config: Config, *, has_secret: bool) -> list[str]:
         *http,
         _Listener("router.workers_listen", workers_listen(config.router), has_secret, _SET_SECRET),
     )
+
+
+def check_gateway(config: Config) -> list[str]:
+    """As check_router, of a gateway: it must have TLS. Whether its routers ask for keys it finds out as it runs."""
+    has_tls = bool(config.tls.cert_file)
+    return _check(config, _Listener("http.listen", config.http.listen, has_tls, _SET_TLS))
 
 
 def check_worker(config: Config, *, has_secret: bool) -> list[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pdserve.fields import setting
 from pdserve.service.address import verify_address_or_none
-from pdserve.service.settings import check_fields
+from pdserve.service.settings import ConfigError, check_fields
+
+_LIBRARIES = ("starlette", "uvicorn", "httptools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +31,14 @@ class HttpConfig:
 
     def __post_init__(self) -> None:
         check_fields("http", self)
+
+
+@contextlib.contextmanager
+def http_extra(who: str) -> Iterator[None]:
+    """For the import of the HTTP door. Raises ConfigError where its libraries aren't installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in _LIBRARIES:
+            raise
+        raise ConfigError(f"{who} needs the extra http: pip install 'pdserve[http]'") from error

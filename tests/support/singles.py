@@ -30,7 +30,7 @@ STOP_LIMIT_S = 60.0
 class Single:
     """One process and its later incarnations, which have the same id and addresses.
 
-    address, operators  where clients, and where workers and operators, reach it, if it is a router
+    address, operators  where clients, and where workers and operators, reach it, if it is a router or a gateway
     metrics             its HTTP server
     """
 
@@ -145,6 +145,14 @@ class Singles:
         single.address, single.operators = address, operators
         return single
 
+    def gateway(self, name: str, *flags: str) -> Single:
+        """A gateway in front of all routers that were made before it, not yet started."""
+        address = f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}"
+        routers = ",".join(router.address for router in self.routers)
+        single = self._make("gateway", name, "--target", routers, "--listen", address, *flags)
+        single.address = address
+        return single
+
     def worker(
         self,
         role: str,
@@ -193,7 +201,7 @@ class Singles:
     @property
     def workers(self) -> tuple[Single, ...]:
         """All workers."""
-        return tuple(single for single in self.all.values() if single.role != "router")
+        return tuple(single for single in self.all.values() if single.role not in ("router", "gateway"))
 
     def _make(self, role: str, name: str, *flags: str, command: str = "") -> Single:
         metrics = f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}"

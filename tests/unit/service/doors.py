@@ -60,6 +60,8 @@ class Door(inference_pb2_grpc.InferenceServicer):
         return pb.TokenizeResponse(token_ids=text.encode())
 
     async def Detokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.each:
+            return pb.DetokenizeResponse(tokens=[bytes((each,)) for each in request.token_ids])
         return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
     async def GetModel(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -79,6 +79,7 @@ async def test_the_other_calls() -> None:
         assert await client.tokenize("ab") == (97, 98)
         assert await client.tokenize(Chat((ChatMessage("user", "c"),))) == (99,)
         assert await client.detokenize([97, 98]) == "ab"
+        assert await client.token_bytes([0xC3, 0xA9]) == (b"\xc3", b"\xa9")
         assert (await client.model()).window_tokens == 128
         status = await client.status()
         await client.abort("r")

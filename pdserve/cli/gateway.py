@@ -1,0 +1,32 @@
+"""`pdserve gateway`: HTTP in front of any number of routers."""
+
+from __future__ import annotations
+
+import argparse
+
+from pdserve.cli.settings import GATEWAY, add_settings, read_settings
+from pdserve.cli.target import add_routers, targets_of, tls_of
+from pdserve.service.http_config import http_extra
+
+DEFAULT_LISTEN = "127.0.0.1:8000"
+DESCRIPTION = f"""\
+Serves HTTP as OpenAI's clients speak it (docs/openai.md) and asks routers by gRPC; --listen {DEFAULT_LISTEN}, unless it
+is given. There may be any number of gateways. A stream whose router is lost goes on at another one: nothing is
+missing, nothing repeated. API keys are the routers' to check. Stops on SIGTERM or Ctrl-C: a first one drains, a second
+one ends it at once.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Its routers; all settings."""
+    add_routers(parser)
+    add_settings(parser, GATEWAY)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    config = read_settings(arguments, GATEWAY, defaults={"http.listen": DEFAULT_LISTEN})
+    targets, tls = targets_of(arguments), tls_of(arguments)
+    with http_extra("`pdserve gateway`"):
+        from pdserve.gateway.process import serve  # only now: a wrong flag is answered at once
+    return serve(config, targets, tls)

@@ -1,0 +1,82 @@
+"""The gateway as a process: an HTTP door in front of routers, signals, drain, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from http_door.opening import open_door
+from pdserve.client import AsyncClient, ClientTls
+from pdserve.clock import SystemClock
+from pdserve.gateway.backend import Gateway
+from pdserve.ids import system_random
+from pdserve.malloc import share_one_heap
+from pdserve.service.address import is_loopback
+from pdserve.service.config import Config
+from pdserve.service.exposure import check_gateway
+from pdserve.service.http import HttpServer
+from pdserve.service.lifecycle import EXIT_OK, StopSignals
+from pdserve.service.logs import set_up_logs
+from pdserve.service.loop_stack import LoopStack
+from pdserve.service.loop_watch import LoopWatch
+from pdserve.service.receiving import Receiving
+
+log = structlog.get_logger()
+
+STOP_GRACE_S = 2.0
+
+
+def serve(config: Config, targets: Sequence[str], tls: ClientTls | None) -> int:
+    """Run a gateway on a loop of its own until a signal; returns the exit code. Main thread. Raises ConfigError.
+
+    tls  towards the routers; None = without
+    """
+    share_one_heap()
+    return uvloop.run(run_gateway(config, targets, tls))
+
+
+async def run_gateway(config: Config, targets: Sequence[str], tls: ClientTls | None) -> int:
+    """Serve until SIGTERM or SIGINT, then drain. Returns the exit code; raises ConfigError if it can't listen."""
+    clock, registry = SystemClock(), CollectorRegistry()
+    set_up_logs(config.log, role="gateway")
+    for setting in check_gateway(config):
+        log.warning("listener.insecure", setting=setting)
+    http = config.http
+    must_ask = not is_loopback(http.listen) and not config.cluster.insecure
+    watch = LoopWatch(registry, clock, clock.cpu_s, LoopStack(clock))
+    async with StopSignals() as stop, AsyncClient(targets, tls=tls) as client:
+        gateway = Gateway(client, clock, registry, must_ask_for_keys=must_ask)
+        machines = HttpServer(registry, lambda: (), gateway.not_ready)
+        metrics_address = await machines.start(config.metrics.listen)
+        watch.start()
+        watching = asyncio.create_task(gateway.watch())
+        try:
+            door = open_door(
+                gateway,
+                config,
+                http.listen,
+                clock=clock,
+                random=system_random(),
+                registry=registry,
+                receiving=Receiving(
+                    max(1, config.router.max_receiving_bytes // http.max_body_bytes), clock, lambda: None
+                ),
+                stop_grace_s=STOP_GRACE_S,
+            )
+            log.info("gateway.listening", http=door.address, routers=list(targets), metrics=metrics_address)
+            await stop.wait()
+            gateway.draining = True
+            if delay_s := config.router.drain_delay_s:
+                await asyncio.sleep(delay_s)
+            await door.drain(config.timeouts.drain_s)
+            log.info("gateway.drained")
+            await door.stop()
+        finally:
+            watching.cancel()
+            watch.stop()
+            machines.close()
+    return EXIT_OK
