@@ -6,12 +6,12 @@ inference.proto, message Timings, says from when to when each part runs.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.messages import DecodeStarted, FirstToken, SequenceFinished
+from pdserve.percentile import percentile
 from pdserve.request import Timings
 
 
@@ -150,10 +150,3 @@ class ChoiceTimes:
 
 def _between(begin_s: float | None, end_s: float | None) -> float:
     return 0.0 if begin_s is None or end_s is None else end_s - begin_s
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest rank of ascending values; 0.0 of none."""
-    if not values:
-        return 0.0
-    return values[max(0, math.ceil(percent / 100 * len(values)) - 1)]

@@ -66,6 +66,7 @@ _COMMANDS = {
     "chat": _Command("pdserve.cli.chat", "a conversation in the terminal"),
     "status": _Command("pdserve.cli.status", "workers, blocks, queue and pairs of a running cluster"),
     "top": _Command("pdserve.cli.top", "a running cluster, live: rates, percentiles, workers, pairs"),
+    "bench": _Command("pdserve.cli.bench", "measure a cluster under a load, or compare two"),
     "doctor": _Command("pdserve.cli.doctor", "move real blocks over every pair, and compare the processes"),
     "role": _Command("pdserve.cli.role", "give a running worker another role"),
     "drain": _Command("pdserve.cli.drain", "let a running worker serve what it has, and end"),

@@ -7,7 +7,15 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 
 class ProgressBar:
@@ -53,3 +61,35 @@ class ProgressBar:
         if self._task is not None:
             total = self._total_bytes if self._total_bytes is not None else 1
             self._progress.update(self._task, total=total, completed=total)
+
+
+class CountBar:
+    """A bar of things that end one by one, with how many failed; nothing but in a terminal. A context manager."""
+
+    def __init__(self, total: int) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=total)
+        self._num_failed = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def one_more(self, *, failed: bool) -> None:
+        """One has ended."""
+        self._num_failed += failed
+        said = f"{self._num_failed} failed" if self._num_failed else ""
+        self._progress.update(self._task, advance=1, description=said)

@@ -14,7 +14,7 @@ from pdserve.service.secret import read_secret
 from pdserve.service.settings import ConfigError
 
 if TYPE_CHECKING:  # grpc takes a quarter of a second: only commands that really run pay for it
-    from pdserve.client import Client
+    from pdserve.client import AsyncClient, Client
     from pdserve.operator_client import OperatorClient
     from pdserve.service.tls import ClientTls
 
@@ -103,6 +103,14 @@ def open_client(arguments: argparse.Namespace) -> Client:
     from pdserve.client import Client
 
     return Client(targets, api_key=_api_key(arguments), tls=tls_of(arguments))
+
+
+def open_async_client(arguments: argparse.Namespace) -> AsyncClient:
+    """The same, for an event loop."""
+    targets = _targets(arguments)
+    from pdserve.client import AsyncClient
+
+    return AsyncClient(targets, api_key=_api_key(arguments), tls=_tls(arguments))
 
 
 def ask_operators(

@@ -9,13 +9,14 @@ import pytest
 
 from pdserve.errors import Incompatible, InvalidRequest, UnknownModel
 from pdserve.messages import Role
+from pdserve.percentile import percentile
 from pdserve.request import GenerateRequest, Limits, Resume, ResumeChoice
 from pdserve.sampling import SamplingParams
 from router.accounting import Accounting, Credit
 from router.identity import ModelIdentity, check_hello
 from router.liveness import Liveness
 from router.progress_timer import ProgressTimer
-from router.timings import AttemptTimes, ChoiceTimes, percentile
+from router.timings import AttemptTimes, ChoiceTimes
 from router.validation import check_model, check_prompt, resolve_max_tokens
 from tests.support.virtual_loop import VirtualLoop
 from tests.unit.router.scripted import hello, load, virtual
