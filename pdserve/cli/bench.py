@@ -213,6 +213,7 @@ async def _run(client: AsyncClient, plan: Plan, arguments: argparse.Namespace) -
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
+    sys.stderr.write(f"{len(plan.requests)} requests, {_pace(arguments)}\n")
     with CountBar(len(plan.requests)) as bar:
         driver = Driver(
             client,
@@ -225,6 +226,16 @@ async def _run(client: AsyncClient, plan: Plan, arguments: argparse.Namespace) -
             return await driver.run(plan.requests, stop)
         finally:
             loop.remove_signal_handler(signal.SIGINT)
+
+
+def _pace(arguments: argparse.Namespace) -> str:
+    if arguments.concurrency is not None:
+        return f"{arguments.concurrency} at a time"
+    if arguments.rate is not None:
+        return f"{arguments.rate:g} a second, Poisson"
+    return f"as {arguments.trace} has them" + (
+        f", {arguments.rate_scale:g} times as fast" if arguments.rate_scale != 1 else ""
+    )
 
 
 def _say_left_out(plan: Plan, window_tokens: int) -> None:
