@@ -107,10 +107,10 @@ def open_client(arguments: argparse.Namespace) -> Client:
 
 def open_async_client(arguments: argparse.Namespace) -> AsyncClient:
     """The same, for an event loop."""
-    targets = _targets(arguments)
+    targets = targets_of(arguments)
     from pdserve.client import AsyncClient
 
-    return AsyncClient(targets, api_key=_api_key(arguments), tls=_tls(arguments))
+    return AsyncClient(targets, api_key=_api_key(arguments), tls=tls_of(arguments))
 
 
 def ask_operators(
