@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.bench.drive import Outcome
+from pdserve.bench.drive import RequestRecord
 from pdserve.bench.report import Objectives
 from pdserve.percentile import percentile
 
@@ -50,8 +50,8 @@ class Comparison:
 
 
 def compare(
-    firsts: Sequence[Sequence[Outcome]],
-    seconds: Sequence[Sequence[Outcome]],
+    firsts: Sequence[Sequence[RequestRecord]],
+    seconds: Sequence[Sequence[RequestRecord]],
     objectives: Objectives,
     seed: int,
 ) -> Comparison:

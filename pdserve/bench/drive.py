@@ -26,7 +26,7 @@ class Generates(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class RequestRecord:
     """One request as its client saw it; moments in seconds since the run's begin.
 
     planned_s   when it should have been sent; sent_s: when it was
@@ -70,7 +70,7 @@ class Outcome:
 class Run:
     """What a run came to; seconds from its begin to the end of its last request."""
 
-    outcomes: list[Outcome]
+    outcomes: list[RequestRecord]
     seconds: float
     was_stopped: bool = False
 
@@ -90,7 +90,7 @@ class Driver:
         *,
         concurrency: int | None = None,
         timeout_s: float | None = None,
-        told: Callable[[Outcome], None] = lambda outcome: None,
+        told: Callable[[RequestRecord], None] = lambda outcome: None,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -98,7 +98,7 @@ class Driver:
         self._timeout_s = timeout_s
         self._told = told
         self._begin_s = 0.0
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RequestRecord] = []
 
     async def run(self, planned: Sequence[Planned], stop: asyncio.Event) -> Run:
         """All of it; once `stop` is set nothing more is sent, and what runs is cancelled."""
@@ -140,7 +140,7 @@ class Driver:
 
     async def _send(self, planned: Planned, planned_s: float) -> None:
         prompt = planned.request.input
-        outcome = Outcome(
+        outcome = RequestRecord(
             planned_s=planned_s,
             num_prompt=len(prompt) if isinstance(prompt, tuple) else 0,
             sent_s=self._now_s(),
@@ -160,7 +160,7 @@ class Driver:
             outcome.ended_s = self._now_s()
             self._told(outcome)
 
-    def _take(self, event: Event, outcome: Outcome) -> None:
+    def _take(self, event: Event, outcome: RequestRecord) -> None:
         match event:
             case Started():
                 outcome.num_cached = event.num_cached_tokens

@@ -47,14 +47,14 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """num_left_out: requests of the trace that don't fit the model's window."""
 
     requests: tuple[Planned, ...]
     num_left_out: int
 
 
-def make_plan(options: PlanOptions, model: ModelInfo) -> Plan:
+def make_plan(options: PlanOptions, model: ModelInfo) -> LoadPlan:
     """Prompts of random ids, which no end-of-sequence token is among; outputs of exactly the planned length, greedy.
 
     Raises InvalidRequest if nothing is left to send.
@@ -75,7 +75,7 @@ def make_plan(options: PlanOptions, model: ModelInfo) -> Plan:
         )
         for number, row in enumerate(islice(fit, wanted))
     )
-    return Plan(requests, len(rows) - len(fit))
+    return LoadPlan(requests, len(rows) - len(fit))
 
 
 def _even(options: PlanOptions) -> list[TraceRow]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 from xml.sax.saxutils import escape
 
-from pdserve.bench.drive import Outcome, Run
+from pdserve.bench.drive import RequestRecord, Run
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ def plot(run: Run, title: str) -> str:
     )
 
 
-def _over_time(outcomes: Sequence[Outcome], seconds: float) -> Iterator[str]:
+def _over_time(outcomes: Sequence[RequestRecord], seconds: float) -> Iterator[str]:
     shown = _thinned(outcomes)
     known = [each.ttft_s for each in shown if each.is_ok and each.ttft_s is not None]
     x = _linear(0, max(seconds, 1e-3), 60, 470)

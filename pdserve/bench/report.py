@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.bench.drive import REFUSED, Outcome, Run
+from pdserve.bench.drive import REFUSED, RequestRecord, Run
 from pdserve.percentile import percentile
 from pdserve.request import Timings
 
@@ -25,7 +25,7 @@ class Objectives:
     tpot_s: float | None = None
     gap_s: float | None = None
 
-    def met_by(self, outcome: Outcome) -> bool:
+    def met_by(self, outcome: RequestRecord) -> bool:
         """Refused, failed and stopped requests miss them, whatever they are."""
         if not outcome.is_ok:
             return False
@@ -146,12 +146,12 @@ def make_report(run: Run, objectives: Objectives) -> Report:
     )
 
 
-def _ms(outcomes: Sequence[Outcome], seconds: Callable[[Outcome], float | None]) -> Distribution:
+def _ms(outcomes: Sequence[RequestRecord], seconds: Callable[[RequestRecord], float | None]) -> Distribution:
     measured = (seconds(outcome) for outcome in outcomes)
     return Distribution.of(None if value is None else value * 1e3 for value in measured)
 
 
-def _part(outcomes: Sequence[Outcome], name: str) -> Distribution:
+def _part(outcomes: Sequence[RequestRecord], name: str) -> Distribution:
     known: list[Timings] = [outcome.timings for outcome in outcomes if outcome.timings is not None]
     return Distribution.of(getattr(timings, name) for timings in known)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdserve.bench.compare import compare
-from pdserve.bench.drive import Driver, Outcome, Run
-from pdserve.bench.plan import Plan, PlanOptions, make_plan
+from pdserve.bench.drive import Driver, RequestRecord, Run
+from pdserve.bench.plan import LoadPlan, PlanOptions, make_plan
 from pdserve.bench.plot import plot
 from pdserve.bench.report import Objectives, Report, lines_of, make_report
 from pdserve.bench.trace import read_trace
@@ -192,7 +192,9 @@ async def _compare(arguments: argparse.Namespace, options: PlanOptions) -> int:
     return 0
 
 
-async def _round(flags: list[str], options: PlanOptions, arguments: argparse.Namespace) -> tuple[Plan, Run]:
+async def _round(
+    flags: list[str], options: PlanOptions, arguments: argparse.Namespace
+) -> tuple[LoadPlan, Run]:
     """A cluster is started, measured, and ended."""
     from deploy.demo.cluster import running_cluster
     from pdserve.client import AsyncClient
@@ -208,7 +210,7 @@ async def _round(flags: list[str], options: PlanOptions, arguments: argparse.Nam
             return plan, await _run(client, plan, arguments)
 
 
-async def _run(client: AsyncClient, plan: Plan, arguments: argparse.Namespace) -> Run:
+async def _run(client: AsyncClient, plan: LoadPlan, arguments: argparse.Namespace) -> Run:
     """One run; Ctrl-C ends it early, and what has been measured until then counts."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -238,7 +240,7 @@ def _pace(arguments: argparse.Namespace) -> str:
     )
 
 
-def _say_left_out(plan: Plan, window_tokens: int) -> None:
+def _say_left_out(plan: LoadPlan, window_tokens: int) -> None:
     if plan.num_left_out:
         sys.stderr.write(
             f"{plan.num_left_out} requests of the trace are left out: they don't fit the window of {window_tokens}"
@@ -246,7 +248,7 @@ def _say_left_out(plan: Plan, window_tokens: int) -> None:
         )
 
 
-def _about(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
+def _about(arguments: argparse.Namespace, plan: LoadPlan) -> dict[str, Any]:
     """What somebody needs to run it again, and to judge it."""
     return {
         "command": sys.argv[1:],
@@ -270,7 +272,7 @@ def _write(arguments: argparse.Namespace, about: dict[str, Any], runs: list[tupl
         arguments.svg.write_text(plot(run, title))
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: RequestRecord) -> dict[str, Any]:
     known = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
     if outcome.timings is not None:
         known["timings"] = dataclasses.asdict(outcome.timings)

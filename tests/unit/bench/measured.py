@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pdserve.bench.drive import Outcome
+from pdserve.bench.drive import RequestRecord
 from pdserve.request import Finished, Timings, Usage
 from pdserve.sampling import FinishReason
 
 
-def outcome(*token_s: float, code: str = "OK", sent_s: float = 0.0, num_tokens: int | None = None) -> Outcome:
+def outcome(
+    *token_s: float, code: str = "OK", sent_s: float = 0.0, num_tokens: int | None = None
+) -> RequestRecord:
     """A request that got tokens at these moments, one each."""
-    return Outcome(
+    return RequestRecord(
         planned_s=sent_s,
         num_prompt=10,
         sent_s=sent_s,

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from pdserve.bench.drive import STOPPED, Driver, Outcome, Run
+from pdserve.bench.drive import STOPPED, Driver, RequestRecord, Run
 from pdserve.bench.plan import Planned
 from pdserve.errors import Overloaded
 from pdserve.request import Event, GenerateRequest, Started, Tokens
@@ -59,7 +59,7 @@ def drive(
     *,
     concurrency: int | None = None,
     stop_s: float | None = None,
-    told: Callable[[Outcome], None] = lambda outcome: None,
+    told: Callable[[RequestRecord], None] = lambda outcome: None,
 ) -> Run:
     clock = VirtualClock()
 
@@ -111,7 +111,7 @@ def test_a_refusal_is_an_outcome_and_the_run_goes_on() -> None:
 
 
 def test_each_one_that_ends_is_told() -> None:
-    told: list[Outcome] = []
+    told: list[RequestRecord] = []
     run = drive(Scripted(), planned(1.0, 0.0), told=told.append)
     assert sorted(each.sent_s for each in told) == sorted(each.sent_s for each in run.outcomes)
 
@@ -129,8 +129,7 @@ def test_an_error_that_is_nobodys_answer_ends_the_run() -> None:
         async def generate(
             self, request: GenerateRequest, *, deadline_s: float | None = None
         ) -> AsyncGenerator[Event, None]:
-            raise ZeroDivisionError
-            yield
+            yield finished(3 // len(request.user))
 
     with pytest.raises(ExceptionGroup) as raised:
         drive(Broken(), planned(0.0))

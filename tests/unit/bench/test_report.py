@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.bench.compare import compare
-from pdserve.bench.drive import Outcome, Run
+from pdserve.bench.drive import RequestRecord, Run
 from pdserve.bench.plot import plot
 from pdserve.bench.report import Distribution, Objectives, lines_of, make_report
 from tests.unit.bench.measured import outcome
@@ -85,7 +85,9 @@ def test_percentiles_ascend(values: list[float]) -> None:
     assert found.n == len(values) and ascending == sorted(ascending)
 
 
-def shares(first: float, second: float, num: int = 200) -> tuple[list[list[Outcome]], list[list[Outcome]]]:
+def shares(
+    first: float, second: float, num: int = 200
+) -> tuple[list[list[RequestRecord]], list[list[RequestRecord]]]:
     drawn = random.Random(5)
     return tuple(  # type: ignore[return-value]
         [[outcome(0.5 if drawn.random() < share else 5.0) for _ in range(num)] for _ in range(3)]
@@ -140,7 +142,7 @@ def test_neighbours_that_share_a_fate_widen_the_interval() -> None:
         [outcome(*(0.001 * n for n in range(1, 5000)))],
     ],
 )
-def test_a_picture_is_well_formed_and_bounded(outcomes: list[Outcome]) -> None:
+def test_a_picture_is_well_formed_and_bounded(outcomes: list[RequestRecord]) -> None:
     drawn = plot(Run(outcomes, 2.0), "a < b & c")
     root = ET.fromstring(drawn)
     assert root.tag.endswith("svg") and "nan" not in drawn and "inf" not in drawn.replace("info", "")
