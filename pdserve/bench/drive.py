@@ -75,7 +75,7 @@ class Run:
     was_stopped: bool = False
 
 
-class Driver:
+class LoadDriver:
     """Runs one plan on the loop it is called from.
 
     concurrency  so many requests at a time, each next one when one ends; None = at their moments, whatever runs

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdserve.bench.compare import compare
-from pdserve.bench.drive import Driver, RequestRecord, Run
+from pdserve.bench.drive import LoadDriver, RequestRecord, Run
 from pdserve.bench.plan import LoadPlan, PlanOptions, make_plan
 from pdserve.bench.plot import plot
 from pdserve.bench.report import Objectives, Report, lines_of, make_report
@@ -217,7 +217,7 @@ async def _run(client: AsyncClient, plan: LoadPlan, arguments: argparse.Namespac
     loop.add_signal_handler(signal.SIGINT, stop.set)
     sys.stderr.write(f"{len(plan.requests)} requests, {_pace(arguments)}\n")
     with CountBar(len(plan.requests)) as bar:
-        driver = Driver(
+        driver = LoadDriver(
             client,
             SystemClock(),
             concurrency=arguments.concurrency,

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from pdserve.bench.drive import STOPPED, Driver, RequestRecord, Run
+from pdserve.bench.drive import STOPPED, LoadDriver, RequestRecord, Run
 from pdserve.bench.plan import Planned
 from pdserve.errors import Overloaded
 from pdserve.request import Event, GenerateRequest, Started, Tokens
@@ -67,7 +67,7 @@ def drive(
         stop = asyncio.Event()
         if stop_s is not None:
             asyncio.get_running_loop().call_later(stop_s, stop.set)
-        return await Driver(client, clock, concurrency=concurrency, told=told).run(plan, stop)
+        return await LoadDriver(client, clock, concurrency=concurrency, told=told).run(plan, stop)
 
     return run_virtual(main(), clock)
 
