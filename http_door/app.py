@@ -24,7 +24,7 @@ from http_door.completions import CompletionAnswer, CompletionFields
 from http_door.connection import Connection, OpenConnections
 from http_door.errors import HttpRefusal, reply_to
 from http_door.fields import TextFields, read_body
-from http_door.generating import give_stream, give_whole
+from http_door.generating import COMMENT_S, give_stream, give_whole
 from http_door.looking import model_card, models, version
 from http_door.metrics import HttpMetrics
 from http_door.port import METADATA, Backend, Call, Purpose, Visit
@@ -46,7 +46,8 @@ _CLOSE = {"connection": "close"}  # after a body that wasn't read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """What all endpoints share. receiving: where bodies come in; begun_s: since 1970."""
+    """What all endpoints share. receiving: where bodies come in; begun_s: since 1970;
+    comment_s: how long a stream may be silent before its first part."""
 
     backend: Backend
     config: Config
@@ -55,6 +56,7 @@ class Door:
     metrics: HttpMetrics
     receiving: Receiving
     begun_s: int
+    comment_s: float = COMMENT_S
     open: OpenConnections = field(default_factory=OpenConnections)
 
     async def read(
@@ -147,7 +149,7 @@ def _generate(fields: type[TextFields], answer_of: Callable[[Any, str, int], Htt
         answer = await door.read(call.visit, call.receive, call.headers, fields, make)
         told = {"x-request-id": drawn}
         if answer.streams:
-            await give_stream(answer, call.visit, call.client, told, door.metrics)
+            await give_stream(answer, call.visit, call.client, told, door.metrics, comment_s=door.comment_s)
         else:
             await give_whole(answer, call.visit, call.client, told)
 

@@ -24,7 +24,7 @@ _STATUS = {
 }  # any other: 500
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
-_FIELD = re.compile(r"[a-z_]+(\[\d+\])?(?= )")
+_FIELD = re.compile(r"(?:number of chat )?([a-z_]+(?:\[\d+\])?)(?= |'s )")
 # What a field of ours is called over HTTP.
 _NAMES = {
     "text": "prompt", "token_ids": "prompt", "include_stop": "include_stop_str_in_output",
@@ -109,4 +109,4 @@ def _param_of(error: PdserveError) -> str:
     if isinstance(error, UnknownModel):
         return "model"
     found = _FIELD.match(error.message) if isinstance(error, InvalidRequest) else None
-    return "" if found is None else _NAMES.get(found[0], found[0])
+    return "" if found is None else _NAMES.get(found[1], found[1])

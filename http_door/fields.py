@@ -196,8 +196,8 @@ def read_body(body: bytes, kind: type[B], *, refuses_unknown: bool) -> B:
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$")
         name = path.rstrip("`").lstrip(".")
-        if not name and (unknown := what.partition("unknown field `")[2]):
-            name = unknown.rstrip("`")
+        if not name and (told := what.partition(" field `")[2]):  # one that is missing, or unknown
+            name = told.rstrip("`")
         raise HttpRefusal(400, _shown(what, name), param=name) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise HttpRefusal(400, f"the body isn't JSON that can be read: {error}") from None

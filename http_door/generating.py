@@ -13,7 +13,7 @@ from http_door.connection import Connection
 from http_door.errors import reply_to
 from http_door.metrics import HttpMetrics
 from http_door.port import Visit
-from pdserve.errors import InvariantViolated, PdserveError
+from pdserve.errors import InvariantViolated, PdserveError, primary
 from pdserve.request import Event, GenerateRequest
 
 COMMENT_S = 10.0  # proxies close what is silent for a minute, some sooner
@@ -40,13 +40,19 @@ async def give_whole(answer: HttpAnswer, visit: Visit, client: Connection, heade
 
 
 async def give_stream(
-    answer: HttpAnswer, visit: Visit, client: Connection, headers: dict[str, str], metrics: HttpMetrics
+    answer: HttpAnswer,
+    visit: Visit,
+    client: Connection,
+    headers: dict[str, str],
+    metrics: HttpMetrics,
+    *,
+    comment_s: float = COMMENT_S,
 ) -> None:
     """Server-sent events. Raises what a request ended with before anything was written; later it is an event."""
     with metrics.open_streams.track_inprogress():
         try:
             async with client.while_there(), _events(answer.requests, visit) as events:
-                placed = await _first(events, client, headers)
+                placed = await _first(events, client, headers, comment_s)
                 if client.status == 0:
                     await client.begin(200, {**_STREAM_HEADERS, **headers})
                 while placed is not None:
@@ -68,12 +74,12 @@ _Placed = tuple[int, Event]
 
 
 async def _first(
-    events: AsyncGenerator[_Placed, None], client: Connection, headers: dict[str, str]
+    events: AsyncGenerator[_Placed, None], client: Connection, headers: dict[str, str], comment_s: float
 ) -> _Placed | None:
     """The first event. While it doesn't come, comments keep the connection open; None = there is none."""
     coming = asyncio.ensure_future(anext(events, None))
     try:
-        while not (await asyncio.wait((coming,), timeout=COMMENT_S))[0]:
+        while not (await asyncio.wait((coming,), timeout=comment_s))[0]:
             if client.status == 0:
                 await client.begin(200, {**_STREAM_HEADERS, **headers})
             await client.write(_COMMENT)
@@ -103,16 +109,22 @@ async def _events(
             yield only
         return
     queue: asyncio.Queue[_Placed | PdserveError | None] = asyncio.Queue(_WAITING)
-    async with asyncio.TaskGroup() as group, contextlib.aclosing(_merged(queue, len(requests))) as merged:
-        tasks = [
-            group.create_task(_run(_placed(place, visit.generate(request)), queue))
-            for place, request in enumerate(requests)
-        ]
-        try:
-            yield merged
-        finally:
-            for task in tasks:
-                task.cancel()
+    try:
+        async with (
+            asyncio.TaskGroup() as group,
+            contextlib.aclosing(_merged(queue, len(requests))) as merged,
+        ):
+            tasks = [
+                group.create_task(_run(_placed(place, visit.generate(request)), queue))
+                for place, request in enumerate(requests)
+            ]
+            try:
+                yield merged
+            finally:
+                for task in tasks:
+                    task.cancel()
+    except BaseExceptionGroup as group_of_one:
+        raise primary(group_of_one) from None
 
 
 async def _placed(place: int, events: AsyncGenerator[Event, None]) -> AsyncGenerator[_Placed, None]:

@@ -93,52 +93,58 @@ class _Protocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_head_bytes = 0
-        self._in_head = True
-        self._patience: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None  # while a head is expected whole
+        self._write_timer: asyncio.TimerHandle | None = None  # while the client doesn't read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._be_patient()
+        self._head_is_whole()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES + len(data):
+        if self._head_timer is not None:  # what came earlier didn't make it whole
+            if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._refuse(b"431 Request Header Fields Too Large")
                 return
+            self._num_head_bytes += len(data)
         super().data_received(data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
-        self._num_head_bytes = 0
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        self._expect_head()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._be_patient()
+        self._head_is_whole()
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._be_patient()
-        self._patience = self.loop.call_later(self.limit_s, self.transport.abort)
+        self._write_timer = self.loop.call_later(self.limit_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self._be_patient()
+        self._stop_write_timer()
         super().resume_writing()
 
     def _expect_head(self) -> None:
-        self._patience = self.loop.call_later(self.limit_s, self._head_is_late)
+        if self._head_timer is None:
+            self._num_head_bytes = 0
+            self._head_timer = self.loop.call_later(
+                self.limit_s, lambda: self._refuse(b"408 Request Timeout")
+            )
 
-    def _head_is_late(self) -> None:
-        self._refuse(b"408 Request Timeout")
+    def _head_is_whole(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _refuse(self, status: bytes) -> None:
         if not self.transport.is_closing():
@@ -146,8 +152,3 @@ class _Protocol(HttpToolsProtocol):
                 b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             )
             self.transport.close()
-
-    def _be_patient(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None

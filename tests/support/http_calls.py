@@ -65,6 +65,10 @@ class HttpStream:
                 text = line.removeprefix("data: ")
                 yield text if text == "[DONE]" else json.loads(text)
 
+    async def rest(self) -> bytes:
+        """All that comes until the server closes the connection."""
+        return await self._reader.read()
+
     async def parts(self) -> AsyncIterator[bytes]:
         """The body as it comes."""
         if self.headers.get("transfer-encoding") == "chunked":

@@ -1,0 +1,200 @@
+"""What is refused: by whom, with which status, before what is read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pdserve import errors
+from tests.support.http_calls import Reply, call, request_bytes, sending
+from tests.unit.http_door.scripted import ScriptedBackend, opened, raising
+
+
+async def reply_to(address: str, raw: bytes) -> Reply:
+    async with sending(address, raw) as answer, asyncio.timeout(30):
+        return Reply(answer.status, answer.headers, b"".join([part async for part in answer.parts()]))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (errors.InvalidRequest("top_k out of range", value=1), 400, "invalid_request_error", None),
+        (
+            errors.InvalidRequest("prompt and max_tokens don't fit the window"),
+            400,
+            "invalid_request_error",
+            "context_length_exceeded",
+        ),
+        (errors.too_large("message", "too large"), 413, "invalid_request_error", None),
+        (errors.Unauthenticated("no valid API key"), 401, "authentication_error", "invalid_api_key"),
+        (errors.PermissionDenied("may not"), 403, "permission_error", None),
+        (errors.UnknownModel("another"), 404, "invalid_request_error", "model_not_found"),
+        (errors.Overloaded("full", retry_after_s=2.2), 429, "rate_limit_error", "rate_limit_exceeded"),
+        (errors.RequestCancelled("aborted"), 499, "invalid_request_error", None),
+        (errors.InvariantViolated("a bug"), 500, "server_error", None),
+        (errors.KvCorrupt("twice"), 500, "server_error", None),
+        (errors.WorkerLost("gone"), 503, "server_error", None),
+        (errors.NoWorker("none"), 503, "server_error", None),
+        (errors.Draining("draining"), 503, "server_error", None),
+        (errors.DeadlineExceeded("passed"), 504, "server_error", None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+@pytest.mark.parametrize("streams", [True, False])
+async def test_errors_have_their_status_and_form(
+    error: errors.PdserveError, status: int, kind: str, code: str | None, streams: bool
+) -> None:
+    for backend in (ScriptedBackend(raising(error)), ScriptedBackend(refuses=error)):
+        async with opened(backend) as door:
+            reply = await call(door.address, "/v1/completions", {"prompt": "x", "stream": streams})
+            assert reply.status == status
+            assert (reply.error["type"], reply.error["code"]) == (kind, code)
+            assert reply.headers["content-type"] == "application/json"
+            assert door.count("pdserve_http_requests_total", endpoint="/v1/completions", status=str(status))
+    if status == 429:
+        assert reply.headers["retry-after"] == "3"
+    if status == 401:
+        assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_bug_is_told_by_a_name_only() -> None:
+    async with opened(ScriptedBackend(raising(ZeroDivisionError("a secret")))) as door:
+        reply = await call(door.address, "/v1/completions", {"prompt": "x"})
+    assert reply.status == 500
+    assert reply.error["message"].startswith("internal error, in the server's log as error-")
+    assert b"secret" not in reply.body
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "x", "n": "two"}, "n"),
+        ({"prompt": "x", "temperature": -1}, "temperature"),
+        ({"prompt": "x", "temperature": 1e300}, "temperature"),
+        ({"prompt": "x", "top_k": 10**30}, "top_k"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
+        ({"prompt": "x", "stop": ["a"] * 17}, "stop"),
+        ({"prompt": "x", "stop": ["a", ""]}, "stop[1]"),
+        ({"prompt": ["x", 1]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["x"] * 1025}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "stream_options": {}}, "stream_options"),
+        ({"prompt": "x", "guided_json": {}}, "guided_json"),
+        ({"prompt": "x", "use_beam_search": True}, "use_beam_search"),
+        ({"prompt": "x", "store": True}, "store"),
+        ({"prompt": "x", "service_tier": "flex"}, "service_tier"),
+        ({"prompt": "x", "response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"prompt": "x", "structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"prompt": "x", "n": 65}, "n"),
+        ({"prompt": "x", "n": 0}, "n"),
+        ({"prompt": "x", "request_id": "no spaces"}, "request_id"),
+        ({"prompt": "x", "priority": 2000}, "priority"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_bad_field_is_named(body: dict[str, Any], param: str) -> None:
+    async with opened(backend := ScriptedBackend()) as door:
+        reply = await call(door.address, "/v1/completions", body)
+    assert (reply.status, reply.error["param"]) == (400, param), reply.error
+    assert not backend.requests
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": "hi"}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "x"}], "functions": []}, "functions"),
+        ({"messages": [{"role": "user", "content": "x"}], "modalities": ["audio"]}, "modalities"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "x"}], "chat_template": "{{x}}"}, "chat_template"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_bad_field_of_a_chat_is_named(body: dict[str, Any], param: str) -> None:
+    async with opened(ScriptedBackend()) as door:
+        reply = await call(door.address, "/v1/chat/completions", body)
+    assert (reply.status, reply.error["param"]) == (400, param), reply.error
+
+
+async def test_unknown_fields_are_ignored_or_refused_by_a_setting() -> None:
+    body = {"prompt": "x", "frobnicate": 1}
+    async with opened(ScriptedBackend()) as door:
+        assert (await call(door.address, "/v1/completions", body)).status == 200
+    async with opened(ScriptedBackend(), unknown_fields="refuse") as door:
+        reply = await call(door.address, "/v1/completions", body)
+        assert (reply.status, reply.error["param"]) == (400, "frobnicate")
+        assert (await call(door.address, "/v1/completions", {"prompt": "x"})).status == 200
+
+
+async def test_who_may_not_come_in_is_told_before_the_body_is_sent() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+    async with opened(ScriptedBackend(refuses=errors.Unauthenticated("no valid API key"))) as door:
+        assert (await reply_to(door.address, head)).status == 401
+
+
+async def test_a_body_that_is_too_large_is_refused_unread() -> None:
+    async with opened(ScriptedBackend(), max_body_bytes=1 << 16) as door:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 65537\r\n\r\n"
+        reply = await reply_to(door.address, head)
+        assert (reply.status, reply.headers["connection"]) == (413, "close")
+        chunks = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunks += b"10001\r\n" + b" " * 0x10001 + b"\r\n"
+        assert (await reply_to(door.address, chunks)).status == 413
+
+
+async def test_slow_heads_and_bodies_are_ended() -> None:
+    async with opened(backend := ScriptedBackend(), stall_s=0.2) as door:
+        assert (await reply_to(door.address, b"POST /v1/compl")).status == 408
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{"
+        assert (await reply_to(door.address, head)).status == 408
+        again = request_bytes("GET", "/version") + b"GET /ver"
+        async with sending(door.address, again) as answer, asyncio.timeout(30):
+            assert answer.status == 200
+            assert [part async for part in answer.parts()]
+            assert b" 408 " in await answer.rest()
+        assert backend.num_visits == 0
+
+
+async def test_a_head_that_does_not_end_is_refused() -> None:
+    async with opened(ScriptedBackend()) as door:
+        raw = b"GET /version HTTP/1.1\r\nX: " + b"x" * (1 << 20)
+        assert (await reply_to(door.address, raw)).status == 431
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"\x00\x01\x02\r\n\r\n", 400),
+        (request_bytes("GET", "/nowhere"), 404),
+        (request_bytes("GET", "/v1/completions"), 405),
+        (request_bytes("POST", "/v1/completions", b"{"), 400),
+        (request_bytes("POST", "/v1/completions", b"[" * 50_000), 400),
+        (request_bytes("POST", "/v1/completions", b'{"prompt": "\xff"}'), 400),
+        (request_bytes("POST", "/v1/completions", b'{"prompt": "\\ud800"}'), 400),
+        (request_bytes("POST", "/v1/completions", b'{"prompt": "x", "temperature": NaN}'), 400),
+        (request_bytes("POST", "/v1/completions", b'{"prompt": "x", "prompt": "y"}'), 200),
+        (request_bytes("POST", "/v1/completions", b'{"prompt": "x", "x": ' + b"[" * 9000 + b"}"), 400),
+    ],
+)
+async def test_whatever_comes_has_a_status(raw: bytes, status: int) -> None:
+    async with opened(ScriptedBackend()) as door:
+        assert (await reply_to(door.address, raw)).status == status
+
+
+async def test_health_tells_why_it_is_not() -> None:
+    async with opened(ScriptedBackend(reasons=("draining",))) as door:
+        reply = await call(door.address, "/health")
+        assert (reply.status, reply.body) == (503, b"draining\n")
+        assert b"pdserve_http_requests" in (await call(door.address, "/metrics")).body
+        assert (await call(door.address, "/v1/models/other")).status == 404
