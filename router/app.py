@@ -29,8 +29,7 @@ from pdserve.errors import (
 )
 from pdserve.ids import Random, draw_text_id
 from pdserve.messages import Down, Hello, TokenizerFile, Up, Welcome
-from pdserve.request import Chat, GenerateRequest
-from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.request import Chat, GenerateRequest, Limits
 from pdserve.service.api_keys import ApiKey
 from pdserve.service.config import Config
 from pdserve.service.rpc_requests import READ_AT_ONCE_BYTES
@@ -57,7 +56,6 @@ from router.status import for_tenant, read_placements, read_status
 from router.structures import Structures
 from router.summary import refusals_told, tell_unread
 from router.turns import Turns
-from router.validation import read_message
 from router.work import Work
 
 log = structlog.get_logger()
@@ -258,17 +256,19 @@ class RouterApp:
         """A message was refused before anything was made of it."""
         tell_unread(error, self.metrics)
 
-    async def read(self, msg: pb.GenerateRequest, asker: str) -> GenerateRequest:
-        """The request of a message, checked; beside the loop if it is a large one.
+    async def read(
+        self, make: Callable[[Limits], GenerateRequest], asker: str, num_bytes: int
+    ) -> GenerateRequest:
+        """The request of a message of so many bytes, checked; beside the loop if it is a large one.
 
+        make   raises InvalidRequest
         asker  whose turn that takes
-        Raises InvalidRequest, Overloaded; NoWorker for a large one while nobody knows the window.
+        Raises Overloaded, too, and NoWorker for a large one while nobody knows the window.
         """
-        num_bytes = msg.ByteSize()
         if num_bytes > READ_AT_ONCE_BYTES:
             await self.fleet.get_identity(self._config.timeouts.worker_wait_s)
         limits = self.fleet.limits
-        return await self.turns.call(lambda: read_message(msg, limits), user=asker, num_bytes=num_bytes)
+        return await self.turns.call(lambda: make(limits), user=asker, num_bytes=num_bytes)
 
     def generate(self, request: GenerateRequest, **how: Any) -> Conductor:
         """Check one request and begin it. Raises as `begin`, and InvalidRequest at once for one that breaks a rule."""

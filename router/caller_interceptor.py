@@ -11,15 +11,18 @@ import grpc
 import grpc.aio
 
 from pdserve.errors import PdserveError
-from pdserve.service.rpc import INFERENCE
+from pdserve.service.rpc import INFERENCE, VLLM_ENGINE
 from router.callers import Caller, Callers
-from router.gate import GENERATE, TAKE_PLACES, refusal
+from router.gate import GENERATES, TAKE_PLACES, refusal
 from router.metrics import RouterMetrics
 
 if TYPE_CHECKING:  # generic in the stubs only
     _Interceptor = grpc.aio.ServerInterceptor[Any, Any]
 else:
     _Interceptor = grpc.aio.ServerInterceptor
+
+_GUARDED = (f"/{INFERENCE}/", f"/{VLLM_ENGINE}/")
+_OPEN = f"/{VLLM_ENGINE}/HealthCheck"
 
 _CALLER: ContextVar[Caller] = ContextVar("caller")
 
@@ -36,7 +39,8 @@ def asker_of_call(context: Any, user: str = "") -> str:
 
 
 class CallerInterceptor(_Interceptor):
-    """Event-loop thread only. Other services of the same server (health, reflection) are open to all."""
+    """Event-loop thread only. Other services of the same server (health, reflection) are open to all, and so
+    is a health check of vLLM's service."""
 
     def __init__(self, callers: Callers, metrics: RouterMetrics) -> None:
         self._callers = callers
@@ -48,18 +52,18 @@ class CallerInterceptor(_Interceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         method = str(handler_call_details.method)
-        if method.startswith(f"/{INFERENCE}/"):
+        if method.startswith(_GUARDED) and method != _OPEN:
             try:
                 self._admit(method, handler_call_details.invocation_metadata)
             except PdserveError as error:
-                self._metrics.count_call_refused(error, is_request=method == GENERATE)
+                self._metrics.count_call_refused(error, is_request=method in GENERATES)
                 return refusal(error)
         return await continuation(handler_call_details)
 
     def _admit(self, method: str, metadata: Any) -> None:
         caller = self._callers.admit(metadata)
         _CALLER.set(caller)
-        if method == GENERATE:
+        if method in GENERATES:
             caller.limits.begin()
             task = asyncio.current_task()
             assert task is not None, "a server's calls run in tasks"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from pdserve.errors import InvalidRequest, RequestCancelled
+from pdserve.errors import InvalidRequest
 from pdserve.request import Chat, chat_from_proto, event_to_proto
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
@@ -14,8 +13,9 @@ from pdserve.status import CLUSTER_STATUS, MODEL_INFO
 from router.app import RouterApp
 from router.caller_interceptor import asker_of_call, caller_of_call
 from router.gate import Gate
-from router.summary import large_ones_counted, refusals_told
-from router.traceparent import traceparent_of
+from router.generating import generating
+from router.summary import large_ones_counted
+from router.validation import read_message
 
 _IDS_AT_ONCE = 65_536  # which hold the interpreter for a millisecond
 
@@ -28,28 +28,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._gate = gate
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        place, caller = self._gate.take_place(), caller_of_call()
-        asker = asker_of_call(context, request.user)
-        with refusals_told(request.request_id, self._app.metrics):
-            asked = await self._app.read(request, asker)
-        generation = self._app.begin(
-            asked,
-            caller=caller,
-            place=place,
-            asker=asker,
-            deadline_left_s=context.time_remaining(),
-            traceparent=traceparent_of(context.invocation_metadata()),
-        )
-        stall = _Stall()
-        generation.on_stalled = stall.end_write
-        try:
-            async for event in generation:
+        async with generating(
+            self._app,
+            self._gate,
+            context,
+            request.request_id,
+            lambda limits: read_message(request, limits),
+            num_bytes=request.ByteSize(),
+            user=request.user,
+        ) as events:
+            async for event in events:
                 await context.write(event_to_proto(event))
-        except asyncio.CancelledError:
-            stall.raise_if_over()
-            raise
-        finally:  # also when gRPC cancels this call because the client is gone
-            generation.close()
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:  # noqa: N802
         self._app.abort(request.request_id, caller_of_call())
@@ -74,27 +63,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802
         return CLUSTER_STATUS.write(self._app.status(explain=request.explain, caller=caller_of_call()))
-
-
-class _Stall:
-    """Ends the write in which a call hangs whose client doesn't read; made in the call's own task."""
-
-    def __init__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._over = False
-
-    def end_write(self) -> None:
-        """The client is given up."""
-        self._over = True
-        self._task.cancel()
-
-    def raise_if_over(self) -> None:
-        """In place of a CancelledError that came from here, so that the client gets a status."""
-        if self._over:
-            self._task.uncancel()
-            raise RequestCancelled("the client doesn't read its stream")
 
 
 def _source(request: pb.TokenizeRequest) -> str | Chat:

@@ -12,14 +12,15 @@ import structlog
 
 from pdserve.clock import Clock
 from pdserve.errors import Code, PdserveError
-from pdserve.service.rpc import INFERENCE
+from pdserve.service.rpc import INFERENCE, VLLM_ENGINE
 from router.admission import Admission, Place
 from router.metrics import RouterMetrics
 
 log = structlog.get_logger()
 
 GENERATE = f"/{INFERENCE}/Generate"
-TAKE_PLACES = (GENERATE, f"/{INFERENCE}/Tokenize", f"/{INFERENCE}/Detokenize")
+GENERATES = (GENERATE, f"/{VLLM_ENGINE}/Generate")
+TAKE_PLACES = (*GENERATES, f"/{INFERENCE}/Tokenize", f"/{INFERENCE}/Detokenize")
 TELL_EVERY_S = 1.0
 
 if TYPE_CHECKING:  # generic in the stubs only
@@ -49,13 +50,13 @@ class Gate(_Interceptor):
         if method not in TAKE_PLACES:
             return handler
         try:
-            place = self.arrive(is_request=method == GENERATE)
+            place = self.arrive(is_request=method in GENERATES)
         except PdserveError as error:
             return refusal(error)
         task = asyncio.current_task()
         assert task is not None, "a server's calls run in tasks"
         task.add_done_callback(lambda _: place.give_back())
-        return self._counted(handler, task, place) if method == GENERATE else handler
+        return self._counted(handler, task, place) if method in GENERATES else handler
 
     def arrive(self, *, is_request: bool) -> Place:
         """A place for a call; its refusal is counted and told. Raises Overloaded, Draining."""

@@ -18,7 +18,7 @@ from pdserve.children.children import Children
 from pdserve.clock import SystemClock
 from pdserve.ids import Random, draw_text_id, system_random
 from pdserve.malloc import share_one_heap
-from pdserve.rpc.v1 import admin_pb2_grpc, inference_pb2_grpc, session_pb2_grpc
+from pdserve.rpc.v1 import admin_pb2_grpc, inference_pb2_grpc, session_pb2_grpc, vllm_engine_pb2_grpc
 from pdserve.service.config import Config
 from pdserve.service.exposure import check_router, workers_listen
 from pdserve.service.grpc_session import WorkersServicer
@@ -30,7 +30,16 @@ from pdserve.service.loop_stack import LoopStack
 from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.peer_proof import RouterGuard
 from pdserve.service.receiving import Receiving
-from pdserve.service.rpc import ADMIN, INFERENCE, WORKERS, Health, add_reflection, bind, make_server
+from pdserve.service.rpc import (
+    ADMIN,
+    INFERENCE,
+    VLLM_ENGINE,
+    WORKERS,
+    Health,
+    add_reflection,
+    bind,
+    make_server,
+)
 from pdserve.service.rpc_requests import RequestReader
 from pdserve.service.secret import read_secret
 from pdserve.service.tls import server_credentials
@@ -47,6 +56,7 @@ from router.http_backend import RouterHttpBackend
 from router.keys_follower import KeysFollower
 from router.model_folder import load_tokenizer
 from router.structures import NUM_THREADS
+from router.vllm_door import VllmEngineServicer
 from router.work import ThreadWork
 
 if TYPE_CHECKING:
@@ -250,8 +260,10 @@ class _Process:
     def _listen_for_clients(self) -> str:
         server = self._for_clients
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._app, self._gate), server)
+        vllm = VllmEngineServicer(self._app, self._gate, self._clock)
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(vllm, server)
         server.add_generic_rpc_handlers((WrongListener(dict.fromkeys((WORKERS, ADMIN), _WORKERS_LISTEN)),))
-        add_reflection(server, (INFERENCE,))
+        add_reflection(server, (INFERENCE, VLLM_ENGINE))
         tls = self._config.tls
         return bind(server, self._config.router.listen, _LISTEN, server_credentials(tls, tls.client_ca_file))
 
@@ -267,21 +279,20 @@ class _Process:
         session_pb2_grpc.add_WorkersServicer_to_server(workers, server)
         admin = AdminServicer(self._app, self._guard, self._random)
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
-        server.add_generic_rpc_handlers((WrongListener({INFERENCE: _LISTEN}),))
+        server.add_generic_rpc_handlers((WrongListener(dict.fromkeys((INFERENCE, VLLM_ENGINE), _LISTEN)),))
         add_reflection(server, (WORKERS, ADMIN))
         tls = self._config.tls
         credentials = server_credentials(tls, tls.ca_file)
         return bind(server, workers_listen(self._config.router), _WORKERS_LISTEN, credentials)
 
     async def _tell_health(self) -> None:
-        """Health of the process, and of `Inference`: whether a pair could take a request now."""
+        """Health of the process, and of its clients' services: whether a pair could take a request now."""
         await self._health.serving("")
         await self._health.serving(WORKERS)
         while True:
-            if self._app.serving:
-                await self._health.serving(INFERENCE)
-            else:
-                await self._health.not_serving(INFERENCE)
+            tell = self._health.serving if self._app.serving else self._health.not_serving
+            await tell(INFERENCE)
+            await tell(VLLM_ENGINE)
             self._health_changed.clear()
             await self._health_changed.wait()
 

@@ -17,6 +17,7 @@ from pdserve.service.settings import ConfigError
 from pdserve.service.tls import ClientTls
 
 INFERENCE = "pdserve.rpc.v1.Inference"
+VLLM_ENGINE = "vllm.grpc.engine.VllmEngine"
 WORKERS = "pdserve.rpc.v1.Workers"
 ADMIN = "pdserve.rpc.v1.Admin"
 

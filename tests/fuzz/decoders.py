@@ -32,11 +32,13 @@ from pdserve.request import GenerateRequest, Limits
 from pdserve.rpc.convert import down_from_proto, up_from_proto
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import session_pb2 as spb
+from pdserve.rpc.v1 import vllm_engine_pb2 as vllm_pb
 from pdserve.rpc.wire_parts import check_parts, message_fields
 from pdserve.service.config import load
 from pdserve.structure import Structure
 from pdserve.tokenizer import Tokenizer
 from router.traceparent import traceparent_of
+from router.vllm_request import request_from
 from tests.support.wire_corpus import lines as frozen_messages
 
 M = TypeVar("M", bound=Message)
@@ -100,6 +102,11 @@ def _generate(data: bytes) -> None:
         pass
     if (message := _parsed(pb.GenerateRequest, data)) is not None:
         GenerateRequest.from_proto(message, LIMITS).check(LIMITS)
+
+
+def _vllm_generate(data: bytes) -> None:
+    if (message := _parsed(vllm_pb.GenerateRequest, data)) is not None:
+        request_from(message, LIMITS)
 
 
 def _chat(data: bytes) -> None:
@@ -198,6 +205,17 @@ def _requests() -> list[bytes]:
     return [full.SerializeToString(), ids.SerializeToString(), b""]
 
 
+def _vllm_requests() -> list[bytes]:
+    full = vllm_pb.GenerateRequest(
+        tokenized=vllm_pb.TokenizedInput(input_ids=[1, 2, 3]),
+        sampling_params=vllm_pb.SamplingParams(
+            top_p=0.5, seed=-1, stop=["x"], logit_bias={3: 1.0}, regex="a+", truncate_prompt_tokens=2
+        ),
+        stream=True,
+    )
+    return [full.SerializeToString(), vllm_pb.GenerateRequest(text="hello").SerializeToString()]
+
+
 def _chats() -> list[bytes]:
     chat = pb.Chat(
         messages=[
@@ -289,6 +307,7 @@ DECODERS: Mapping[str, Decoder] = {
     "link_frame": Decoder(_frame, _frames),
     "link_header": Decoder(_header, lambda: _of_wire("link")),
     "generate": Decoder(_generate, _requests),
+    "vllm_generate": Decoder(_vllm_generate, _vllm_requests),
     "chat": Decoder(_chat, _chats),
     "structure": Decoder(_structure, _structures),
     "template": Decoder(_template, _templates),

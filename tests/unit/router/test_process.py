@@ -27,6 +27,7 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
 from pdserve.service.grpc_session import GrpcDialer
 from pdserve.service.lifecycle import EXIT_INTERRUPTED, EXIT_OK
+from pdserve.service.rpc import INFERENCE, VLLM_ENGINE
 from pdserve.tokenizer import Tokenizer
 
 PATIENCE_S = 30.0
@@ -173,7 +174,7 @@ async def test_clients_and_workers_have_an_address_each_and_are_told_so_at_the_o
         for door in ("address", "workers"):
             with grpc.insecure_channel(said[door]) as channel:
                 services[door] = set(ProtoReflectionDescriptorDatabase(channel).get_services())
-    assert services["address"] - services["workers"] == {"pdserve.rpc.v1.Inference"}
+    assert services["address"] - services["workers"] == {INFERENCE, VLLM_ENGINE}
     assert services["workers"] - services["address"] == {"pdserve.rpc.v1.Workers", "pdserve.rpc.v1.Admin"}
 
 
