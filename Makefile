@@ -20,7 +20,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-nccl simulate tapes fuzz soak check format lint proto bench-engine bench-codec \
+.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-kernels test-nccl simulate tapes fuzz soak check format lint proto bench-engine bench-codec \
 	lines clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -34,6 +34,7 @@ test: $(VENV)/.installed-dev ## all tests but the slow ones (15 minutes at most 
 
 test-slow: $(VENV)/.installed-dev ## the full matrices
 	@$(PYTEST) -m slow $(TEST_ARGS)
+	@! test -d build/triton || $(MAKE) --no-print-directory test-kernels
 
 test-vocabularies: $(VENV)/.installed-dev ## tokenizers of GGUF files against llama.cpp's vocabularies (75 MB, by pip)
 	@$(PY) -m tests.vocabularies
@@ -46,6 +47,10 @@ k8s-control-plane: ## build kube-apiserver and its like into ~/.cache/pdserve-to
 
 k8s-tools: $(VENV)/.installed-dev ## fetch what these tests need into ~/.cache/pdserve-tools (60 MB, by pip)
 	@$(PY) tools/k8s_tools.py
+
+test-kernels: $(VENV)/.installed-dev ## the GPU kernels in Triton's interpreter, against torch (1 GB, by pip)
+	@test -d build/triton || $(PY) -m pip install --quiet --target build/triton --no-deps 'triton>=3.9'
+	@PYTHONPATH=build/triton TRITON_INTERPRET=1 $(PYTEST) -m slow tests/kernels $(TEST_ARGS)
 
 test-nccl: $(VENV)/.installed-dev ## links over the real libnccl, as far as it goes without a GPU (451 MB, by pip)
 	@$(PY) -m pip install --quiet --target build/nccl --upgrade --no-deps 'nvidia-nccl-cu12>=2.27'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ from pdserve.errors import Incompatible, InvariantViolated
 from pdserve.kv_memory import ByteSpan, HostMemory, KvMemory
 
 Replay = Callable[[], None]
+
+_WARM_RUNS, _TIMED_RUNS = 3, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ class Device(Protocol):
         ...
 
     @property
+    def num_processors(self) -> int:
+        """That run programs of a kernel side by side."""
+        ...
+
+    @property
     def is_sound_after_errors(self) -> bool:
         """Whether a process may go on once a call has raised."""
         ...
@@ -65,6 +72,10 @@ class Device(Protocol):
         ...
 
     def mark(self) -> Mark: ...
+
+    def seconds_of(self, step: Callable[[], None]) -> float:
+        """What a step takes on the device, once it has run some times."""
+        ...
 
     def bytes(self) -> DeviceBytes: ...
 
@@ -88,11 +99,13 @@ class CpuDevice:
     torch_device = torch.device("cpu")
     name = "cpu"
     gpus: tuple[int, ...] = ()
+    num_processors = 1
     is_sound_after_errors = True
 
-    def __init__(self, has: DeviceBytes | None = None) -> None:
-        """has: what `bytes` says; it doesn't measure."""
+    def __init__(self, has: DeviceBytes | None = None, seconds: Sequence[float] = ()) -> None:
+        """has, seconds: what `bytes` and `seconds_of` say, one after the other; it doesn't measure."""
         self._has = has or DeviceBytes(total=1 << 30, free=1 << 30, held=0, peak=0)
+        self._seconds = iter(seconds)
         #: how many steps were captured, and how often they were replayed
         self.num_captured = 0
         self.num_replayed = 0
@@ -102,6 +115,10 @@ class CpuDevice:
 
     def mark(self) -> Mark:
         return _Done()
+
+    def seconds_of(self, step: Callable[[], None]) -> float:
+        step()
+        return next(self._seconds)
 
     def bytes(self) -> DeviceBytes:
         return self._has
@@ -138,6 +155,7 @@ class CudaDevice:
         properties = torch.cuda.get_device_properties(self.torch_device)
         self.name = f"{properties.name.replace(' ', '-')}/cuda{torch.version.cuda}"
         self.gpus = (_nvml_index(index),)
+        self.num_processors = int(properties.multi_processor_count)
         self._pool: Any = None  # of graphs, a handle that torch names only for its own eyes
 
     def host_buffer(self, num_values: int, dtype: torch.dtype) -> Tensor:
@@ -147,6 +165,17 @@ class CudaDevice:
         event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.torch_device))
         return _CudaMark(event)
+
+    def seconds_of(self, step: Callable[[], None]) -> float:
+        for _ in range(_WARM_RUNS):
+            step()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(_TIMED_RUNS):
+            step()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000 / _TIMED_RUNS
 
     def bytes(self) -> DeviceBytes:
         torch.cuda.empty_cache()

@@ -20,7 +20,8 @@ from pdserve.engine.attention import Span, begun_blocks
 from pdserve.engine.device.device_pool import DevicePool
 from pdserve.engine.device.device_sampler import DeviceSampler, SampledTokens
 from pdserve.engine.device.devices import Device, Mark, send
-from pdserve.engine.device.paged_attention import GatheredKernels, PagedAttention, PagedKernels
+from pdserve.engine.device.kernel_choice import candidates, choose_kernels
+from pdserve.engine.device.paged_attention import PagedAttention
 from pdserve.engine.device.pool_size import fitting_on, pool_size
 from pdserve.engine.device.step_graphs import StepGraphs
 from pdserve.engine.device.step_tables import FROM_HOST, StepPlan, StepStage, StepTables
@@ -87,6 +88,10 @@ class DeviceRunner:
         self._last: LaunchedStep | None = None
         self._layout = folder.layout(precision, block_size, num_blocks=1)
         self._heads = folder.heads()
+        with torch.inference_mode():
+            self._make_kernels = choose_kernels(
+                candidates(device), device, self._layout, self._heads, precision.kv
+            )
         self._make_pool(precision)
         self._card = replace(
             folder.card(describe_device(precision, device, self._kernels.name)),
@@ -110,7 +115,7 @@ class DeviceRunner:
 
     def _make_pool(self, precision: Precision) -> None:
         self._pool = DevicePool(self._layout, precision.kv, self._device)
-        self._kernels: PagedKernels = GatheredKernels(self._pool, self._heads)
+        self._kernels = self._make_kernels(self._pool, self._heads)
         self._stage = StepStage(self._device, self._layout.block_size, self._pool.spare_block)
 
     @property

@@ -1,0 +1,102 @@
+"""Which kernels attend on this device: those that are right and fastest on steps like a decode worker's.
+
+Only a trial knows: it depends on the device, on heads and groups, and on the versions of torch and Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+import torch
+from torch import Tensor
+
+from pdserve.engine.attention import Heads
+from pdserve.engine.device.device_pool import DevicePool
+from pdserve.engine.device.devices import Device
+from pdserve.engine.device.paged_attention import GatheredKernels, PagedKernels
+from pdserve.engine.layout import KvLayout
+from pdserve.errors import Incompatible
+
+log = structlog.get_logger()
+
+MakeKernels = Callable[[DevicePool, Heads], PagedKernels]
+
+_ROWS = 8
+_ROW_TOKENS = 1024
+# Of outputs that are weighted means of numbers around 1.
+_WITHIN = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+
+
+def candidates(device: Device) -> list[MakeKernels]:
+    """The reference first."""
+    found: list[MakeKernels] = [GatheredKernels]
+    if device.torch_device.type == "cuda":
+        # Not everywhere: it comes with torch's builds for GPUs.
+        from pdserve.engine.device.triton_attention import TritonKernels
+
+        num_processors = device.num_processors
+        found.append(lambda pool, heads: TritonKernels(pool, heads, num_processors))
+    return found
+
+
+def choose_kernels(
+    makers: Sequence[MakeKernels], device: Device, layout: KvLayout, heads: Heads, dtype: torch.dtype
+) -> MakeKernels:
+    """The fastest of those that agree with the first one, which is the reference.
+
+    layout, heads, dtype  of the model
+    Raises Incompatible if one doesn't agree: who computes wrongly here may do so elsewhere.
+    """
+    if len(makers) == 1:
+        return makers[0]
+    trial = _Trial(device, layout, heads, dtype)
+    want = trial.outputs(makers[0])
+    times_s: dict[str, float] = {}
+    fastest = makers[0]
+    for make in makers:
+        kernels = make(trial.pool, trial.heads)
+        error = float((trial.outputs(make) - want).abs().max())
+        if not error <= _WITHIN[dtype]:  # NaN isn't
+            raise Incompatible("a kernel of this device computes wrongly", kernels=kernels.name, error=error)
+        took_s = device.seconds_of(lambda kernels=kernels: trial.run(kernels))  # type: ignore[misc]
+        if took_s < min(times_s.values(), default=float("inf")):
+            fastest = make
+        times_s[kernels.name] = took_s
+    log.info(
+        "engine.kernels",
+        chosen=min(times_s, key=times_s.__getitem__),
+        **{f"{name}_us": round(took_s * 1e6, 1) for name, took_s in times_s.items()},
+    )
+    return fastest
+
+
+class _Trial:
+    """A decode step of some rows with a long context, in one layer of the model."""
+
+    def __init__(self, device: Device, layout: KvLayout, heads: Heads, dtype: torch.dtype) -> None:
+        width = -(-_ROW_TOKENS // layout.block_size)
+        self.pool = DevicePool(replace(layout, layers=1, num_blocks=_ROWS * width), dtype, device)
+        generator = torch.Generator(device=device.torch_device).manual_seed(1)
+        self.pool.tensor.normal_(generator=generator)
+        self.heads = Heads(
+            heads.num_kv_heads * heads.group_size,
+            heads.num_kv_heads,
+            heads.head_dim,
+            scale=heads.scale,
+            softcap=heads.softcap,
+        )
+        shape = (_ROWS, heads.num_kv_heads * heads.group_size, heads.head_dim)
+        self._queries = torch.randn(shape, generator=generator, device=device.torch_device).to(dtype)
+        order = torch.randperm(_ROWS * width, generator=generator, device=device.torch_device)
+        self._blocks = order.to(torch.int32).view(_ROWS, width)
+        self._ends = torch.full((_ROWS,), _ROW_TOKENS - 3, dtype=torch.int32, device=device.torch_device)
+        self._outputs = torch.empty_like(self._queries)
+
+    def run(self, kernels: PagedKernels) -> None:
+        kernels.attend_singles(0, self._queries, self._blocks, self._ends, self._outputs)
+
+    def outputs(self, make: MakeKernels) -> Tensor:
+        self.run(make(self.pool, self.heads))
+        return self._outputs.to(torch.float32, copy=True)

@@ -1,0 +1,75 @@
+"""The fastest kernels that are right are taken; wrong ones end the start."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from pdserve.engine.attention import Heads
+from pdserve.engine.device.device_pool import DevicePool
+from pdserve.engine.device.devices import CpuDevice
+from pdserve.engine.device.kernel_choice import MakeKernels, candidates, choose_kernels
+from pdserve.engine.device.paged_attention import GatheredKernels
+from pdserve.engine.layout import KvLayout
+from pdserve.errors import Incompatible
+
+LAYOUT = KvLayout(
+    num_blocks=5, kv_heads=2, layers=2, block_size=16, head_dim=8, dtype="float32", item_bytes=4
+)
+HEADS = Heads(6, 2, 8, softcap=20.0, windows=(0, 4))
+
+
+class Other(GatheredKernels):
+    """The same, by another name."""
+
+    name = "other"
+
+
+class Wrong(Other):
+    """One number is off, or none at all."""
+
+    off = 0.1
+
+    def attend_singles(
+        self, layer: int, queries: Tensor, blocks: Tensor, ends: Tensor, outputs: Tensor
+    ) -> None:
+        super().attend_singles(layer, queries, blocks, ends, outputs)
+        outputs[3, 1, 2] += self.off
+
+
+class Poisoned(Wrong):
+    """Gives NaN."""
+
+    off = float("nan")
+
+
+def choose(makers: list[MakeKernels], seconds: list[float]) -> str:
+    device = CpuDevice(seconds=seconds)
+    chosen = choose_kernels(makers, device, LAYOUT, HEADS, torch.float32)
+    return chosen(DevicePool(LAYOUT, torch.float32, device), HEADS).name
+
+
+@pytest.mark.parametrize(("seconds", "want"), [([2e-4, 1e-4], "other"), ([1e-4, 2e-4], "gathered")])
+def test_the_fastest_is_taken_and_logged(seconds: list[float], want: str) -> None:
+    with capture_logs() as lines:
+        assert choose([GatheredKernels, Other], seconds) == want
+    (line,) = lines
+    assert line["event"] == "engine.kernels"
+    assert (line["chosen"], line["gathered_us"], line["other_us"]) == (
+        want,
+        seconds[0] * 1e6,
+        seconds[1] * 1e6,
+    )
+
+
+@pytest.mark.parametrize("wrong", [Wrong, Poisoned])
+def test_one_that_computes_wrongly_is_not_served_with(wrong: type[Wrong]) -> None:
+    with pytest.raises(Incompatible, match=r"computes wrongly.*kernels=other"):
+        choose([GatheredKernels, wrong], [1.0, 1.0])
+
+
+def test_a_cpu_has_nothing_to_choose() -> None:
+    assert candidates(CpuDevice()) == [GatheredKernels]
+    assert choose([GatheredKernels], []) == "gathered"
