@@ -11,6 +11,8 @@ PROTO_VENV := .venv-proto
 PROTO_TOOLS := grpcio-tools==1.76.0 mypy-protobuf==5.1.0
 PROTO_FILES := $(sort $(wildcard proto/pdserve/rpc/v1/*.proto))
 PROTO_OUT ?= .
+# An installation compiles them.
+KERNELS := setup.py pdserve/engine/native/build.py $(wildcard pdserve/engine/native/kernels/*)
 
 DEMO_ARGS ?=
 TEST_ARGS ?=
@@ -130,11 +132,11 @@ check-tests:
 
 # --- virtual environments; a stamp file says what is in them
 
-$(VENV)/.installed: constraints.txt pyproject.toml tools/venv.sh
+$(VENV)/.installed: constraints.txt pyproject.toml tools/venv.sh $(KERNELS)
 	@bash tools/venv.sh $(VENV) -c constraints.txt -e '.[http]'
 	@touch $@
 
-$(VENV)/.installed-dev: constraints.txt pyproject.toml tools/venv.sh
+$(VENV)/.installed-dev: constraints.txt pyproject.toml tools/venv.sh $(KERNELS)
 	@bash tools/venv.sh $(VENV) -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 

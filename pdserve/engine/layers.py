@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdserve.engine.kernel_caches import rounded_rows
+from pdserve.engine.native.linear import NativeLinear
 from pdserve.engine.numerics import LinearKind, Precision
 from pdserve.engine.row_tiles import RowSubject
 
@@ -88,17 +89,19 @@ def make_linear(precision: Precision, weight: Tensor, bias: Tensor | None = None
             linear multiplies by the same numbers
     """
     linear = _pack(precision, weight, bias)
-    if precision.tiles is None:
+    if precision.product_tiles is None:
         return linear
     num_outputs, width = weight.shape
     name = f"{type(linear).__name__} from {width} to {num_outputs}{' with bias' if bias is not None else ''}"
-    return precision.tiles.each(RowSubject(name, linear, width, is_product=True))
+    return precision.product_tiles.each(RowSubject(name, linear, width, is_product=True))
 
 
 def _pack(precision: Precision, weight: Tensor, bias: Tensor | None) -> Linear:
     dtype = torch.float32 if precision.name == "float32" else torch.bfloat16
     weight = weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
+    if precision.kernels is not None:
+        return NativeLinear(precision.kernels, weight, bias)
     # Of a large matrix there are never three at a time.
     weight = weight.to(device=precision.device, dtype=precision.compute)
     if precision.linear is LinearKind.FBGEMM_HALF and _fits_half(weight):

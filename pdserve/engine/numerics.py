@@ -10,6 +10,8 @@ from torch import Tensor
 
 from pdserve import __version__
 from pdserve.engine.kernel_caches import rounded_rows
+from pdserve.engine.native import library
+from pdserve.engine.native.library import Kernels
 from pdserve.engine.row_tiles import MakeInputs, RowFunction, RowSubject, RowTiles, alone, undivided
 from pdserve.modelstore.errors import BadModel
 
@@ -20,6 +22,7 @@ class LinearKind(Enum):
     FBGEMM_HALF = "fbgemm-half"  # 16-bit weights widened in registers, float32 activations and sums
     ONEDNN = "onednn"  # packed once in the dtype of the activations
     PLAIN = "plain"  # torch.nn.functional.linear
+    NATIVE = "native"  # compiled kernels; the only kind that can't be asked for apart from the rest of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ class Precision:
     compute  dtype of activations and attention
     linear   kind of all weight matrices
     device   all weights and activations lie there as plain tensors; None: on the CPU, the way that suits it best
-    tiles    deterministic mode: how rows are cut
+    tiles    deterministic mode: how rows are cut that torch's kernels compute
+    kernels  compiled ones, whose rows never depend on each other; None: torch's compute everything
     """
 
     name: str
@@ -39,11 +43,17 @@ class Precision:
     linear: LinearKind
     device: torch.device | None = None
     tiles: RowTiles | None = None
+    kernels: Kernels | None = None
+
+    @property
+    def product_tiles(self) -> RowTiles | None:
+        """How the rows of products are cut."""
+        return None if self.linear is LinearKind.NATIVE else self.tiles
 
     def padded(self, num_rows: int) -> int:
         """So many rows and those to spare with which no product has to make its input longer."""
-        if self.tiles is not None:
-            return sum(self.tiles.cut(num_rows))
+        if self.product_tiles is not None:
+            return sum(self.product_tiles.cut(num_rows))
         return rounded_rows(num_rows) if self.linear is LinearKind.ONEDNN else num_rows
 
     def rowwise(
@@ -58,33 +68,66 @@ class Precision:
         return self.tiles.each(RowSubject(name, undivided(function), width, inputs))
 
 
-def choose_precision(dtype: str, linear: str = "auto") -> Precision:
-    """The best arithmetic of this CPU for "auto", "bfloat16" or "float32"; linear: "auto", or a `LinearKind` instead.
+def choose_precision(
+    dtype: str, linear: str = "auto", kernels: str = "auto", variant: str = "auto"
+) -> Precision:
+    """The best arithmetic of this CPU for "auto", "bfloat16" or "float32".
 
-    By capability, never by a timing: two workers on equal machines must choose alike. A CPU without bfloat16
-    instructions serves bfloat16 models with FBGEMM's half-precision weights: bfloat16 values fit into float16 but for
-    the tiniest (|w| < 6e-5 lose bits, at most 3e-8 each), memory traffic is that of 16 bits, and activations stay
-    float32, so it is more exact than bfloat16 arithmetic, not less.
+    linear   "auto", or a `LinearKind` of torch's instead
+    kernels  "auto": compiled ones where they are installed and this CPU and dtype have them, "native": those or none,
+             "torch"
+    variant  of the compiled kernels: "auto", or one of `library.VARIANTS`
+
+    By capability, never by a timing: two workers on equal machines must choose alike. Compiled kernels multiply by
+    bfloat16 weights in bfloat16 where the CPU has instructions for that, else in float32. Without them, a CPU that
+    lacks these instructions serves bfloat16 models with FBGEMM's half-precision weights: bfloat16 values fit into
+    float16 but for the tiniest (|w| < 6e-5 lose bits, at most 3e-8 each), memory traffic is that of 16 bits, and
+    activations stay float32, so it is more exact than bfloat16 arithmetic, not less.
     Raises BadModel for other names, and for kernels that this CPU or this dtype doesn't have.
     """
-    if dtype not in ("auto", "bfloat16", "float32"):
-        raise BadModel("this dtype is not supported", dtype=dtype, supported="auto, bfloat16, float32")
-    kinds = [kind.value for kind in LinearKind]
-    if linear not in ("auto", *kinds):
-        raise BadModel("this kind of product is not supported", linear=linear, supported=", ".join(kinds))
-    half, native = LinearKind.FBGEMM_HALF.value, has_native_bfloat16()
+    _check("this dtype is not supported", "dtype", dtype, ("auto", "bfloat16", "float32"))
+    torch_kinds = tuple(kind.value for kind in LinearKind if kind is not LinearKind.NATIVE)
+    if linear != "auto":
+        _check("this kind of product is not supported", "linear", linear, torch_kinds)
+    _check("these kernels are not supported", "kernels", kernels, ("auto", "native", "torch"))
+    half, has_bfloat16 = LinearKind.FBGEMM_HALF.value, has_native_bfloat16()
     if dtype == "auto":
-        dtype = "bfloat16" if native or linear == half else "float32"
+        dtype = "bfloat16" if has_bfloat16 or linear == half else "float32"
+    native = _native(dtype, linear, kernels, variant)
+    if native is not None:
+        return native
     if linear != "auto":
         wanted = [linear]
     else:
-        wanted = [LinearKind.ONEDNN.value if native or dtype == "float32" else half, LinearKind.PLAIN.value]
+        wanted = [
+            LinearKind.ONEDNN.value if has_bfloat16 or dtype == "float32" else half,
+            LinearKind.PLAIN.value,
+        ]
     for name in wanted:
         kind = LinearKind(name)
         precision = _precision(dtype, kind)
         if precision is not None and _works(kind, precision.compute):
             return precision
     raise BadModel("this CPU has no such product for this dtype", linear=linear, dtype=dtype)
+
+
+def _check(message: str, key: str, value: str, supported: tuple[str, ...]) -> None:
+    if value not in supported:
+        raise BadModel(message, **{key: value, "supported": ", ".join(supported)})
+
+
+def _native(dtype: str, linear: str, kernels: str, variant: str) -> Precision | None:
+    """By compiled kernels; None where they aren't wanted, or "auto" finds none. Raises as `choose_precision`."""
+    if kernels == "torch" or (kernels == "auto" and (linear != "auto" or dtype != "bfloat16")):
+        return None
+    if linear != "auto":
+        raise BadModel("compiled kernels have no such product", linear=linear, kernels=kernels)
+    if dtype != "bfloat16":
+        raise BadModel("compiled kernels multiply by bfloat16 weights only", dtype=dtype, kernels=kernels)
+    if kernels == "auto" and variant == "auto" and not library.available():
+        return None
+    found = library.load(variant)
+    return Precision(dtype, found.activations, torch.bfloat16, LinearKind.NATIVE, kernels=found)
 
 
 def _precision(dtype: str, kind: LinearKind) -> Precision | None:
@@ -107,7 +150,7 @@ def describe(precision: Precision, num_threads: int) -> str:
         (
             precision.name,
             str(precision.compute).removeprefix("torch."),
-            precision.linear.value,
+            precision.linear.value if precision.kernels is None else f"native-{precision.kernels.variant}",
             f"threads{num_threads}",
             torch.backends.cpu.get_cpu_capability().lower().replace(" ", ""),
             "bf16" if has_native_bfloat16() else "nobf16",

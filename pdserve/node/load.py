@@ -145,7 +145,7 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
         kv_memory_bytes=engine.kv_memory_bytes,
         block_size=engine.block_size,
         long_context=engine.long_context,
-        precision=choose_precision(engine.dtype, engine.linear),
+        precision=choose_precision(engine.dtype, engine.linear, engine.kernels, engine.kernel_variant),
         progress=progress,
         make_memory=_make_memory(config),
     )

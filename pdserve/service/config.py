@@ -151,6 +151,16 @@ class EngineConfig:
         "kernels that multiply by weights; auto = by the CPU",
         choices=("auto", "onednn", "fbgemm-half", "plain"),
     )
+    kernels: str = setting(
+        "auto",
+        "native: compiled with the package, for bfloat16; torch: PyTorch's; auto = native where they are installed",
+        choices=("auto", "native", "torch"),
+    )
+    kernel_variant: str = setting(
+        "auto",
+        "instruction set of the native kernels; auto = the best that this CPU has",
+        choices=("auto", "neon", "avx2", "avx512", "avx512-bf16"),
+    )
     deterministic: bool = setting(
         False, "results don't depend on batching, chunks, cache hits or worker; slower"
     )

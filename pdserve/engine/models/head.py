@@ -20,7 +20,7 @@ class Head:
 
     def __init__(self, precision: Precision, weight: Tensor, softcap: float) -> None:
         """weight [vocabulary, hidden]; softcap 0: none."""
-        size = len(weight) if precision.tiles is None else _SLICE_TOKENS
+        size = len(weight) if precision.product_tiles is None else _SLICE_TOKENS
         self._slices = [self._slice(precision, part, softcap) for part in torch.split(weight, size)]
 
     def __call__(self, x: Tensor) -> Tensor:

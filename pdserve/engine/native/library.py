@@ -1,0 +1,105 @@
+"""The compiled kernels of this CPU: which variants there are, which one is taken, how it is called.
+
+A variant is one shared library of C functions (kernels/), for one instruction set. Its functions take addresses; they
+let the interpreter go while they run, and share the work among the threads of torch's own OpenMP runtime, as many as
+torch is set to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pdserve.modelstore.errors import BadModel
+
+_FOLDER = Path(__file__).parent
+_ABI = 1  # threads.c has the same number
+#: best last
+VARIANTS = ("neon", "avx2", "avx512", "avx512-bf16")
+_PROBES = {
+    "avx2": ("_is_avx2_supported",),
+    "avx512": ("_is_avx512_supported",),
+    "avx512-bf16": ("_is_avx512_supported", "_is_vnni_supported", "_is_avx512_bf16_supported"),
+}
+
+_address, _count, _flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "pd_linear": (*(_address,) * 4, *(_count,) * 3, _flag, _flag),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """One variant, loaded. Any thread may call its functions.
+
+    activations  dtype that all kernels take and give unless they say otherwise
+    functions    by name; arguments as in _SIGNATURES
+    """
+
+    variant: str
+    activations: torch.dtype
+    functions: ctypes.CDLL
+
+
+def supported() -> list[str]:
+    """Variants that this CPU can run, the best last, installed or not."""
+    if platform.machine() == "aarch64":
+        return ["neon"]
+    if platform.machine() != "x86_64":
+        return []
+    return [name for name, probes in _PROBES.items() if all(_has(probe) for probe in probes)]
+
+
+def available() -> list[str]:
+    """Those of them that are installed."""
+    return [name for name in supported() if _file(name).exists()]
+
+
+def load(variant: str = "auto") -> Kernels:
+    """The best variant, or the one named. Raises BadModel, saying why, if it can't be used here."""
+    if variant not in ("auto", *VARIANTS):
+        raise BadModel(
+            "this variant of the kernels is unknown", variant=variant, known=", ".join(("auto", *VARIANTS))
+        )
+    names = supported()
+    if not names or variant not in ("auto", *names):
+        raise BadModel("this CPU can't run these compiled kernels", variant=variant, cpu=platform.machine())
+    name = names[-1] if variant == "auto" else variant
+    if not _file(name).exists():
+        raise BadModel("these compiled kernels are not installed", variant=name)
+    return _loaded(name)
+
+
+@functools.cache
+def _loaded(name: str) -> Kernels:
+    functions = ctypes.CDLL(str(_file(name)))
+    if functions.pd_abi() != _ABI:
+        raise BadModel("the compiled kernels are of another version: install the package again", variant=name)
+    for function, arguments in _SIGNATURES.items():
+        getattr(functions, function).argtypes = arguments
+        getattr(functions, function).restype = None
+    functions.pd_use_threads.argtypes = (_address,)
+    functions.pd_use_threads(_torch_threads())
+    is_half = functions.pd_activation_bytes() == 2
+    return Kernels(name, torch.bfloat16 if is_half else torch.float32, functions)
+
+
+def _torch_threads() -> int | None:
+    """Where the OpenMP runtime that torch has loaded starts a parallel region; None: nowhere, one thread works then."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
+    except AttributeError:
+        return None
+
+
+def _has(probe: str) -> bool:
+    return hasattr(torch.cpu, probe) and bool(getattr(torch.cpu, probe)())
+
+
+def _file(variant: str) -> Path:
+    return _FOLDER / f"kernels-{variant}.so"

@@ -1,0 +1,92 @@
+"""Which compiled kernels are taken, and what is said where they can't be."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdserve.engine.native import build, library
+from pdserve.engine.numerics import LinearKind, choose_precision, describe
+from pdserve.modelstore.errors import BadModel
+
+needs_kernels = pytest.mark.skipif(not library.available(), reason="not built: python -m pip install -e .")
+
+
+@needs_kernels
+def test_auto_takes_the_best_variant_and_says_which() -> None:
+    precision = choose_precision("bfloat16")
+    assert precision.linear is LinearKind.NATIVE
+    assert precision.kernels is not None
+    assert precision.kernels.variant == library.supported()[-1]
+    assert f"/native-{precision.kernels.variant}/" in describe(precision, 1)
+    assert precision.compute is precision.kernels.activations
+
+
+@needs_kernels
+@pytest.mark.parametrize("variant", library.available())
+def test_a_variant_can_be_asked_for(variant: str) -> None:
+    precision = choose_precision("bfloat16", kernels="native", variant=variant)
+    assert precision.kernels is not None
+    assert precision.kernels.variant == variant
+    assert precision.compute is (torch.bfloat16 if variant == "avx512-bf16" else torch.float32)
+
+
+def test_torchs_kernels_can_be_asked_for() -> None:
+    assert choose_precision("bfloat16", kernels="torch").kernels is None
+    assert choose_precision("bfloat16", linear="plain").kernels is None
+    assert choose_precision("float32").kernels is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "float32"}, "compiled kernels multiply by bfloat16 weights only"),
+        ({"dtype": "bfloat16", "linear": "plain"}, "compiled kernels have no such product"),
+        ({"dtype": "bfloat16", "variant": "sse9"}, "variant=sse9, known=auto, neon, avx2"),
+    ],
+)
+def test_what_they_cant_do_is_one_line(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(BadModel, match=message):
+        choose_precision(**arguments, kernels="native")
+
+
+def test_a_variant_of_another_cpu_is_refused() -> None:
+    foreign = next(name for name in library.VARIANTS if name not in library.supported())
+    with pytest.raises(BadModel, match=f"this CPU can't run these compiled kernels .variant={foreign}"):
+        choose_precision("bfloat16", variant=foreign)
+
+
+def test_without_them_auto_computes_by_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    assert choose_precision("bfloat16").kernels is None
+    with pytest.raises(BadModel, match="not installed"):
+        choose_precision("bfloat16", kernels="native")
+
+
+def test_without_a_compiler_there_are_none_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Older ones are gone, too: they may be of other sources."""
+    (tmp_path / "kernels-avx2.so").touch()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    why = build.compile_into(tmp_path, "x86_64")
+    assert why == "the package ziglang, which compiles them, is not installed"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "ziglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import sys; out = sys.argv[sys.argv.index('-o') + 1];"
+        "'avx2' in out and not open(out, 'w').close() or sys.exit('x.c:1: error: no such thing\\nmore')"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    into = tmp_path / "into"
+    assert build.compile_into(into, "x86_64") == "x.c:1: error: no such thing"
+    assert not list(into.iterdir())
