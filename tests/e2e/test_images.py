@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -94,6 +95,15 @@ def test_every_target_is_there_and_begins_without_a_shell() -> None:
     assert variables == f"GLIBC_TUNABLES={given['GLIBC_TUNABLES']}"
 
 
+def test_every_package_goes_into_the_wheel() -> None:
+    _, stages = read_stages(DOCKERFILE.read_text(encoding="utf-8"))
+    project = tomllib.loads((DOCKERFILE.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = {
+        each.removesuffix("*") for each in project["tool"]["setuptools"]["packages"]["find"]["include"]
+    }
+    assert {rest.split()[0] for word, rest in stages["wheel"].steps if word == "COPY"} == packages
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_router_has_no_torch_and_all_drain_as_pid_one(
@@ -102,7 +112,7 @@ async def test_a_router_has_no_torch_and_all_drain_as_pid_one(
     """Every container is told to end in the middle of a stream: the answer is whole, the exit codes are 0."""
     image = builder.image("router")
     packages = {path.name for path in (image.root / "opt" / "pdserve").iterdir()}
-    assert {"pdserve", "router", "grpc", "pip"} <= packages
+    assert {"pdserve", "router", "http_door", "uvicorn", "grpc", "pip"} <= packages
     assert not {"torch", "triton", "nvidia"} & packages
     cluster = Cluster(tmp_path, settings, image, FAKE)
     clusters.append(cluster)
@@ -197,4 +207,4 @@ def test_pdserve_goes_into_an_image_of_ray(builder: Builder) -> None:
     assert f"ray=={arguments['RAY'].partition(':')[2].partition('-')[0]}\n" in pinned
     image = builder.image("ray-node")
     installed = {path.parts[-2] for path in image.root.glob("**/site-packages/*/__init__.py")}
-    assert {"pdserve", "deploy", "router", "torch", "grpc"} <= installed
+    assert {"pdserve", "deploy", "router", "http_door", "uvicorn", "torch", "grpc"} <= installed
