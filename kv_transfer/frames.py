@@ -22,6 +22,7 @@ from pdserve.wire_version import WireVersion
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 UNIQUE_ID_BYTES = 128
+MAX_HANDLE_BYTES = 256
 MAX_PIECE_BYTES = 4 << 20
 MAX_PULLED_PIECES = 256
 """Pieces of one PULL."""
@@ -142,9 +143,14 @@ class Proof(_Frame, frozen=True):
 
 
 class Memory(_Frame, frozen=True):
-    """P's pool, for D to read itself: what it takes travels beside this frame. Minor 1."""
+    """P's pool, for D to read itself. handle: names it; none where what it takes travels beside this frame. Minor 1."""
 
     kind: ClassVar[Kind] = Kind.MEMORY
+    handle: Annotated[bytes, Meta(max_length=MAX_HANDLE_BYTES)] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, handle: bytes) -> Self:
+        return cls(handle or UNSET)
 
 
 class Mapped(_Frame, frozen=True):

@@ -20,7 +20,13 @@ import hmac
 from enum import Enum
 
 from kv_transfer.frames import NONCE_BYTES, PROOF_BYTES, LinkHello, Proof
-from kv_transfer.link_facts import LinkFacts, agree, common_checksum, common_transports
+from kv_transfer.link_facts import (
+    LinkFacts,
+    agree,
+    breaks_determinism,
+    common_checksum,
+    common_transports,
+)
 from pdserve.errors import Stale, Unauthenticated
 from pdserve.ids import Random, WorkerRef
 
@@ -102,6 +108,15 @@ class Handshake:
         self.wire = agree(prefill=prefill, decode=decode)
         self.checksum = common_checksum(prefill=prefill, decode=decode)
         self.transports = common_transports(prefill=prefill, decode=decode)
+
+    @property
+    def different_numerics(self) -> dict[str, str]:
+        """Of both ends, if somebody promises equal bits that they keep this pair from; else empty."""
+        assert self.theirs is not None
+        mine, theirs = self.facts, self.theirs.facts
+        if not breaks_determinism(mine, theirs):
+            return {}
+        return {"mine": mine.numerics, "theirs": theirs.numerics}
 
     def proof(self) -> Proof:
         """This side's answer to the other's nonce."""

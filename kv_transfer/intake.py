@@ -20,7 +20,7 @@ from kv_transfer.patience import Patience
 from kv_transfer.pieces import BlockPieces
 from kv_transfer.transports.port import RemoteRead
 from pdserve.clock import Clock
-from pdserve.errors import InvalidRequest, InvariantViolated, KvCorrupt
+from pdserve.errors import InvalidRequest, InvariantViolated, KvCorrupt, WorkerLost
 from pdserve.ids import WorkerRef
 from pdserve.kv_memory import ByteSpan, KvMemory
 
@@ -143,7 +143,15 @@ class Intake:
             reads = self._reads(lease, run)
             runs.append((self._ask(lease, run, sum(read[2] for read in reads), now_s), reads))
             left -= len(run)
-        done = [tag for tag, reads in runs if self._port.read_remote(tag, reads)]
+        done: list[int] = []
+        for index, (tag, reads) in enumerate(runs):
+            try:
+                if self._port.read_remote(tag, reads):
+                    done.append(tag)
+            except WorkerLost:
+                for unread, _reads in runs[index + 1 :]:
+                    self._forget(unread)  # nothing of them touches memory
+                raise
         now_s = self._clock.now_s()
         return [self._written(self._forget(tag), now_s) for tag in done]
 

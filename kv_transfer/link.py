@@ -9,6 +9,7 @@ keepalive, and one place where any error ends the link, with a BYE that names it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import Protocol
 
@@ -17,11 +18,11 @@ import structlog
 from kv_transfer.frames import Bye, Data, Frame, HandshakeFrame, LinkHello, Ping, Pong, Proof, StaleLease
 from kv_transfer.framing import encode
 from kv_transfer.handshake import Handshake, Side
-from kv_transfer.link_facts import STREAM, breaks_determinism
+from kv_transfer.link_facts import STREAM
 from kv_transfer.metrics import TransferMetrics, count
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
-from kv_transfer.settling import Settling, settling_for
+from kv_transfer.settling import Settling, settlings
 from kv_transfer.transports.port import Channel, RemoteRead
 from pdserve import errors, wire_version
 from pdserve.clock import Clock
@@ -91,6 +92,7 @@ class Link:
         self._block_bytes = block_bytes
         self._strict = strict
         self._settling: Settling | None = None
+        self._settlings: Iterator[Settling] = iter(())
         self.began_s = now_s = clock.now_s()
         self._heard_s = now_s  # before the link is up: when the handshake began
         self._heard_bytes = 0
@@ -282,22 +284,25 @@ class Link:
             self._compare_and_admit()
         else:
             self._handshake.compare_facts()
-        transports, num_bytes = self._handshake.transports, self.peer_num_blocks * self._block_bytes
-        self._settling = settling_for(
-            transports, self._channel, self.my_side, self.generation, num_bytes, self._send
-        )
+        num_bytes = self.peer_num_blocks * self._block_bytes
+        self._settlings = settlings(self._channel, self._handshake, self.generation, num_bytes, self._send)
+        self._go_on()
+
+    def _go_on(self, because: str = "") -> None:
+        """Try the next way for the pieces. because: why the last one can't be gone."""
+        self._settling = next(self._settlings, None)
+        offered = self._handshake.transports
         if self._settling is not None:
             self.phase = LinkPhase.SETTLING
             if self._settling.has_own_time:
                 self._heard_s = self._clock.now_s() + self._timeouts.link_s
             self._settling.begin()
             self._settle()
-        elif STREAM in transports:
+        elif STREAM in offered:
             self._go_up()
         else:
-            raise WorkerLost(
-                "no transport that both offer works here", offered=",".join(transports), over=self.transport
-            )
+            said = f"no transport that both offer works here: {because}".rstrip(": ")
+            raise WorkerLost(said, offered=",".join(offered), over=self.transport)
 
     def _compare_and_admit(self) -> None:
         """D: its own proof goes out when the link is up; or before a misfit is told, so that P can believe it."""
@@ -313,30 +318,30 @@ class Link:
         """What the other's BYE means: for good it is only from one that is proven."""
         if self.is_proven or isinstance(error, Overloaded):
             return error
-        hint = "its log says why; is its cluster.secret_file another?"
-        return WorkerLost(f"the other worker ended the handshake: {hint}", said=str(error))
+        said = "the other worker ended the handshake: its log says why; is its cluster.secret_file another?"
+        return WorkerLost(said, said=str(error))
 
     def _settle(self) -> None:
         """If it is known by now: pieces move in the preferred way from here on; or, for some reason, they can't."""
         settling = self._settling
         if settling is None or (reason := settling.outcome()) is None:
             return
-        if reason and (self._strict or STREAM not in self._handshake.transports):
+        if reason and self._strict:
             raise WorkerLost("the preferred transport failed", transport=settling.kind, reason=reason)
+        settling.settle(reason)
+        self._heard_s = self._clock.now_s()
         if reason:
             count(self._metrics.fell_back, self.peer.id)
-            log.warning("link.fell_back", peer=self.peer.id, transport=self.transport, because=reason)
-        settling.settle(reason)
-        self._settling = None
-        self._heard_s = self._clock.now_s()
-        self._go_up()
+            log.warning("link.fell_back", peer=self.peer.id, failed=settling.kind, because=reason)
+            self._go_on(reason)
+        else:
+            self._go_up()
 
     def _go_up(self) -> None:
+        self._settling = None
         self.side = self._keeper.make_side(self)
         self.phase = LinkPhase.UP
         self._metrics.links_opened += 1
-        theirs = self._handshake.theirs
-        assert theirs is not None
         log.info(
             "link.up",
             side=self._handshake.side.value,
@@ -348,9 +353,7 @@ class Link:
             wire=wire_version.text(self._handshake.wire),
             checksum=self.checksum,
         )
-        mine = self._handshake.facts
-        if breaks_determinism(mine, theirs.facts):
-            differ = {"mine": mine.numerics, "theirs": theirs.facts.numerics}
+        if differ := self._handshake.different_numerics:
             log.warning("link.not_deterministic", peer=self.peer.id, **differ)
         self._keeper.went_up(self)
 

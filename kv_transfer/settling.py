@@ -1,29 +1,30 @@
 """How the pieces of a proven link will move, where that takes more than a word: agreed upon before the link is up.
 
-    P  memfd                                        D
-    |  MEMORY + its descriptor ------------------>  |  maps it
-    | <------------------------------ MAPPED{reason}|  "" = D reads P's pool itself; else the stream is used
+    P  memfd, cuda_ipc                              D
+    |  MEMORY + its descriptor, or its handle ---->  |  maps it
+    | <------------------------------ MAPPED{reason}|  "" = D reads P's pool itself; else the next one is tried
 
     P  nccl                                         D
     | <---------------------------- JOIN{unique id} |  both are ranks of it from here on, or fail to be
     |  JOINED{reason} --------------------------->  |
-    | <----------------------------- JOINED{reason} |  "" = pieces go over it; else the stream is used
+    | <----------------------------- JOINED{reason} |  "" = pieces go over it; else the next one is tried
 
-D makes the unique id when P has proven itself: whoever has it could join, and NCCL keeps a thread for it.
+Both know which ways both offer, in which order, and which of them a connection of this kind can go. D makes the unique
+id when P has proven itself: whoever has it could join, and NCCL keeps a thread for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from kv_transfer.frames import Frame, Join, Joined, Mapped, Memory
 from kv_transfer.framing import encode
-from kv_transfer.handshake import Side
+from kv_transfer.handshake import Handshake, Side
+from kv_transfer.link_facts import STREAM
 from kv_transfer.transports.nccl_port import NCCL, RECEIVER_RANK, SENDER_RANK
 from kv_transfer.transports.port import Channel, Joining, Sharing
 from pdserve.errors import InvalidRequest, WorkerLost
-from pdserve.memfd import MEMFD
 
 Send = Callable[[Frame], None]
 
@@ -53,28 +54,30 @@ class Settling(Protocol):
         ...
 
 
-def settling_for(
-    transports: Sequence[str], channel: Channel, side: Side, generation: int, num_bytes: int, send: Send
-) -> Settling | None:
-    """What the first of the common transports takes, if the connection can do it; None: nothing.
+def settlings(
+    channel: Channel, handshake: Handshake, generation: int, num_bytes: int, send: Send
+) -> Iterator[Settling]:
+    """What it takes to go each way that both offer and the connection can, up to the stream, which takes nothing.
 
     num_bytes  of P's memory
     """
     sharing, joining = channel.sharing, channel.joining
-    if transports[:1] == (MEMFD,) and sharing is not None:
-        return _Passing(sharing, side, generation, num_bytes, send)
-    if transports[:1] == (NCCL,) and joining is not None:
-        return _Joining(joining, side, send)
-    return None
+    for transport in handshake.transports:
+        if transport == STREAM:
+            return
+        if sharing is not None and transport == sharing.kind:
+            yield _Passing(sharing, handshake.side, generation, num_bytes, send)
+        elif joining is not None and transport == NCCL:
+            yield _Joining(joining, handshake.side, send)
 
 
 class _Passing:
     """P's memory is passed to D."""
 
-    kind = MEMFD
     has_own_time = False
 
     def __init__(self, sharing: Sharing, side: Side, generation: int, num_bytes: int, send: Send) -> None:
+        self.kind = sharing.kind
         self._reason: str | None = None
         self._sharing = sharing
         self._side = side
@@ -86,15 +89,15 @@ class _Passing:
         if self._side is Side.DECODE:
             self._sharing.expect_memory()
         else:
-            self._sharing.pass_memory(encode(Memory(), self._generation))
+            self._sharing.pass_memory(encode(Memory.of(self._sharing.export()), self._generation))
 
     def on_frame(self, frame: Frame) -> None:
         match frame, self._side:
             case Memory(), Side.DECODE:
                 try:
-                    self._sharing.take_memory(self._num_bytes)
+                    self._sharing.take_memory(frame.handle or b"", self._num_bytes)
                     self._reason = ""
-                except InvalidRequest as error:
+                except (InvalidRequest, WorkerLost) as error:
                     self._reason = str(error)
             case Mapped(), Side.PREFILL:
                 self._reason = frame.reason
@@ -144,6 +147,8 @@ class _Joining:
                     self._joining.join(frame.unique_id, SENDER_RANK)
             case Joined(), _:
                 self._theirs = frame.reason
+            case (Memory(), Side.DECODE) | (Mapped(), Side.PREFILL):
+                pass  # once more, of a way that was tried before
             case _:
                 raise _out_of_order(frame)
 

@@ -32,7 +32,7 @@ SECRET = "cluster.secret_file"
 # What a drained process may need to close its sockets.
 _CLOSING_S = 5.0
 # Transports by which KV moves only between processes of one host.
-_SAME_HOST = ("memfd",)
+_SAME_HOST = ("cuda_ipc", "memfd")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import add
 
 from kv_transfer.transports.port import RemoteRead
-from pdserve.errors import InvalidRequest
+from kv_transfer.transports.remote_reads import joined
+from pdserve.errors import InvalidRequest, InvariantViolated
 from pdserve.kv_memory import ByteSpan, KvMemory
 from pdserve.memfd import MEMFD, MappedPool
 
@@ -25,8 +26,11 @@ class MemfdSharing:
     """One end of one connection. send: queues a frame with a descriptor beside it.
 
     ancillary_bytes  room for descriptors in the next read; 0: what is passed unasked stays with the kernel
-    is_read          D reads P's pool itself
     """
+
+    kind = MEMFD
+    is_at_once = True
+    is_idle = True
 
     def __init__(self, memory: KvMemory, send: Callable[[bytes, int | None], None]) -> None:
         self.ancillary_bytes = 0
@@ -37,6 +41,9 @@ class MemfdSharing:
         self._pool: MappedPool | None = None
 
     # --- P
+
+    def export(self) -> bytes:
+        return b""
 
     def pass_memory(self, wire: bytes) -> None:
         self._send(wire, self._memory.export(MEMFD))
@@ -56,7 +63,7 @@ class MemfdSharing:
                 whole = len(raw) // _DESCRIPTOR_BYTES * _DESCRIPTOR_BYTES
                 self._came += array.array("i", raw[:whole])
 
-    def take_memory(self, num_bytes: int) -> None:
+    def take_memory(self, handle: bytes, num_bytes: int) -> None:
         self.ancillary_bytes = 0
         descriptors, self._came = self._came, []
         try:
@@ -70,21 +77,18 @@ class MemfdSharing:
                 os.close(descriptor)
         self.is_read = True
 
-    def read(self, reads: Sequence[RemoteRead]) -> None:
-        """Copy from P's pool into this one's: what are neighbours in both, in one. At least one read.
-
-        At the speed of memory; other threads of the process run meanwhile.
-        """
-        assert self._pool is not None
+    def read(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
+        """At the speed of memory; other threads of the process run meanwhile."""
+        if self._pool is None:
+            raise InvariantViolated("the peer's pool isn't mapped", tag=tag)
         starts, targets, lengths = zip(*reads)
         theirs, ours = _origin(self._pool, starts, lengths), _origin(self._memory, targets, lengths)
-        begin, target, num_bytes = reads[0][0], reads[0][1], 0
-        for start, into, length in reads:
-            if start != begin + num_bytes or into != target + num_bytes:
-                ctypes.memmove(ours + target, theirs + begin, num_bytes)
-                begin, target, num_bytes = start, into, 0
-            num_bytes += length
-        ctypes.memmove(ours + target, theirs + begin, num_bytes)
+        for start, into, num_bytes in joined(reads):
+            ctypes.memmove(ours + into, theirs + start, num_bytes)
+        return True
+
+    def take_over(self) -> Sequence[int]:
+        return ()
 
     # --- the end
 

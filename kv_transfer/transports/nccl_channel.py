@@ -144,6 +144,7 @@ class NcclChannel:
     def receive(self, sink: Sink) -> bool:
         if self._is_closed:
             self._bury()
+            self._control.receive(sink)
             while self._over:
                 sink.on_done(self._over.popleft())
             return False

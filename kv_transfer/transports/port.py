@@ -49,10 +49,26 @@ class Sink(Protocol):
 
 
 class Sharing(Protocol):
-    """The way in which a connection passes P's memory to D, which then reads it itself."""
+    """The way in which a connection passes P's memory to D, which then reads it itself.
+
+    kind        the transport that the connection is with it
+    is_at_once  a read is over when `read` returns; else it is under way, and can't be taken back
+    is_read     D reads P's memory from now on
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def is_at_once(self) -> bool: ...
+    @property
+    def is_read(self) -> bool: ...
+
+    def export(self) -> bytes:
+        """P: names its memory to D; b"": what does travels beside the frame."""
+        ...
 
     def pass_memory(self, wire: bytes) -> None:
-        """P: queue a frame, and beside it what D needs to read this side's memory."""
+        """P: queue the frame with that name, and what else D needs beside it."""
         ...
 
     def begin(self) -> None:
@@ -63,8 +79,28 @@ class Sharing(Protocol):
         """D: it may come now, beside a frame."""
         ...
 
-    def take_memory(self, num_bytes: int) -> None:
-        """D: what came with the frame now being handled is read from now on. Raises InvalidRequest: why it can't be."""
+    def take_memory(self, handle: bytes, num_bytes: int) -> None:
+        """D: what came with the frame now being handled is read from now on.
+
+        Raises InvalidRequest or WorkerLost: why it can't be.
+        """
+        ...
+
+    def read(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
+        """As `Channel.read_remote`."""
+        ...
+
+    def take_over(self) -> Sequence[int]:
+        """Tags of reads that are over since the last call, also after `close`."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no read is under way, and all that are over have been taken."""
+        ...
+
+    def close(self) -> None:
+        """Begin no more reads. Idempotent."""
         ...
 
 
@@ -177,7 +213,10 @@ class Channel(Protocol):
         ...
 
     def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
-        """Copy out of P's pool. True: all are done; False: `on_done(tag)` follows when they are."""
+        """Copy out of P's pool. True: all are done; False: `on_done(tag)` follows when they are.
+
+        It does whatever becomes of the connection, also after WorkerLost, which says that not all could be begun.
+        """
         ...
 
     def receive(self, sink: Sink) -> bool:

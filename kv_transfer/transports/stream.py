@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from kv_transfer.transports.cuda_ipc import IpcDevice
 from kv_transfer.transports.selector_waiter import SelectorWaiter
 from kv_transfer.transports.stream_channel import StreamChannel
 from kv_transfer.transports.stream_dial import TCP_SCHEME, StreamOpening, greeting, tune
@@ -35,6 +36,7 @@ class StreamNetwork:
     kv_announce  the numeric host that others are told; "" = the one bound (which then must not be 0.0.0.0 or ::)
     unix_dir     folder for the socket file; "" = a private one; None = no Unix socket
     tls          of TCP connections, all of them; None = without
+    ipc          passes the memory over Unix connections, on a device; None = by its memfd
     Raises InvalidRequest if it can't listen.
     """
 
@@ -50,8 +52,10 @@ class StreamNetwork:
         random: Random,
         kv_announce: str = "",
         tls: LinkTls | None = None,
+        ipc: IpcDevice | None = None,
     ) -> None:
         self._memory = memory
+        self._ipc = ipc
         self._prefer_unix = prefer_unix
         self._strict = strict
         self._tls = tls
@@ -83,7 +87,7 @@ class StreamNetwork:
         return self._waiter
 
     def dial(self, addresses: Sequence[str]) -> StreamChannel:
-        channel = StreamChannel(self, self._memory)
+        channel = self._channel()
         opening = StreamOpening(
             addresses,
             prefer_unix=self._prefer_unix,
@@ -97,12 +101,18 @@ class StreamNetwork:
         self._openings[channel] = opening
         return channel
 
+    def _channel(self) -> StreamChannel:
+        return StreamChannel(self, self._memory, None if self._ipc is None else self._ipc.share)
+
     def accept(self) -> list[StreamChannel]:
         accepted, self._accepted = self._accepted, []
         return accepted
 
     def poll(self) -> None:
+        """Raises InvariantViolated when a device can't be trusted with memory any longer."""
         now_s = self._clock.now_s()
+        if self._ipc is not None:
+            self._ipc.poll()
         for listener in [each for each, again_s in self._paused.items() if again_s <= now_s]:
             del self._paused[listener]
             self._selector.register(listener, selectors.EVENT_READ, listener)
@@ -114,13 +124,15 @@ class StreamNetwork:
                 self._accept_from(key.data)
 
     def next_due_s(self) -> float | None:
-        """While a connection opens, or a listener pauses, when the next wait ends."""
+        """While a connection opens, a listener pauses, or a device copies, when the next wait ends."""
         self._openings = {
             channel: opening
             for channel, opening in self._openings.items()
             if not channel.transport and channel.closed_reason is None
         }
         dues = [opening.next_due_s() for opening in self._openings.values()]
+        if self._ipc is not None:
+            dues.append(self._ipc.next_due_s())
         return min((due_s for due_s in (*dues, *self._paused.values()) if due_s is not None), default=None)
 
     def close(self) -> None:
@@ -162,7 +174,7 @@ class StreamNetwork:
                     self._selector.unregister(listener)
                     self._paused[listener] = self._clock.now_s() + _PAUSE_S
                 return
-            channel = StreamChannel(self, self._memory)
+            channel = self._channel()
             if sock.family == socket.AF_UNIX:
                 assert self._unix is not None
                 channel.start(sock, "stream-unix", self._unix.address)

@@ -1,6 +1,7 @@
 """One stream connection: frames over a non-blocking socket, payloads straight between socket and pool.
 
-A Unix one may also pass P's pool to D (memfd_sharing.py), which then copies from it: "memfd", without payloads.
+A Unix one may also pass P's pool to D, which then copies from it, without payloads: from its memfd (memfd_sharing.py),
+or on a device (cuda_ipc.py).
 
 Reading is one gathered call: the rest of the payload that arrives goes to where the sink placed it, and what follows
 it to a small control buffer; so of each piece at most _CONTROL_READ_BYTES are copied. Writing is one gathered call of
@@ -12,17 +13,16 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kv_transfer.frames import Data
 from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, Header, parse_body, parse_header, unknown_in
 from kv_transfer.transports.memfd_sharing import MemfdSharing
-from kv_transfer.transports.port import RemoteRead, Sink
+from kv_transfer.transports.port import RemoteRead, Sharing, Sink
 from pdserve.errors import InvariantViolated
 from pdserve.kv_memory import ByteSpan, KvMemory
-from pdserve.memfd import MEMFD
 
 MAX_QUEUED_BYTES = 8 << 20
 """Control frames that wait for the peer to read; over it the channel closes."""
@@ -30,6 +30,9 @@ _CONTROL_READ_BYTES = 4096
 _BUFFER_BYTES = HEADER_BYTES + MAX_BODY_BYTES + _CONTROL_READ_BYTES
 _MAX_FRAMES_PER_TURN = 64
 _MAX_GATHERED = 64
+
+Share = Callable[[Callable[[bytes], None]], Sharing]
+"""Makes one end of a connection share memory: (what queues a frame) -> it."""
 
 
 class Opening(Protocol):
@@ -65,13 +68,10 @@ class _Segment:
 class StreamChannel:
     """is_readable and is_writable are set by the network's poll, and cleared when there is no more for now."""
 
-    can_detach = True
-    can_divert = True
-    is_idle = True
-
-    def __init__(self, watch: Watch, memory: KvMemory) -> None:
+    def __init__(self, watch: Watch, memory: KvMemory, share: Share | None = None) -> None:
+        """share: in which way memory is passed, instead of by its memfd."""
         self.peer = ""
-        self.sharing: MemfdSharing | None = None
+        self.sharing: Sharing | None = None
         self.joining = None
         self.payloads_apart = False
         self.closed_reason: str | None = None
@@ -81,6 +81,8 @@ class StreamChannel:
         self._transport = ""
         self._watch = watch
         self._memory = memory
+        self._share = share
+        self._descriptors: MemfdSharing | None = None
         self._sock: socket.socket | None = None
         self._opening: Opening | None = None
         self._out: deque[_Segment] = deque()
@@ -99,8 +101,10 @@ class StreamChannel:
         self._sock = sock
         self._transport = transport
         self.peer = peer
-        if sock.family == socket.AF_UNIX:
-            self.sharing = MemfdSharing(self._memory, self._send_with)
+        if sock.family == socket.AF_UNIX and self._share is not None:
+            self.sharing = self._share(self.send)
+        elif sock.family == socket.AF_UNIX:
+            self.sharing = self._descriptors = MemfdSharing(self._memory, self._send_with)
         self.is_readable = self.is_writable = True
 
     def open_by(self, opening: Opening, transport: str = "") -> None:
@@ -114,8 +118,25 @@ class StreamChannel:
         return self.sharing is not None and self.sharing.is_read
 
     @property
+    def can_detach(self) -> bool:
+        return self._takes_back
+
+    @property
+    def can_divert(self) -> bool:
+        return self._takes_back
+
+    @property
+    def _takes_back(self) -> bool:
+        """Nothing goes on that this process doesn't do itself."""
+        return self.sharing is None or not self.sharing.is_read or self.sharing.is_at_once
+
+    @property
+    def is_idle(self) -> bool:
+        return self.sharing is None or self.sharing.is_idle
+
+    @property
     def transport(self) -> str:
-        return MEMFD if self.reads_itself else self._transport
+        return self.sharing.kind if self.sharing is not None and self.sharing.is_read else self._transport
 
     # --- sending
 
@@ -202,6 +223,9 @@ class StreamChannel:
     def receive(self, sink: Sink) -> bool:
         if self._opening is not None and not self._opened():
             return False
+        if self.sharing is not None:
+            for tag in self.sharing.take_over():
+                sink.on_done(tag)
         for _ in range(_MAX_FRAMES_PER_TURN):
             if self.closed_reason is not None:
                 return False
@@ -287,7 +311,7 @@ class StreamChannel:
             else self._view[self._high :][:_CONTROL_READ_BYTES]
         )
         targets = [room] if self._rest is None else [self._rest, room]
-        ancillary_bytes = 0 if self.sharing is None else self.sharing.ancillary_bytes
+        ancillary_bytes = 0 if self._descriptors is None else self._descriptors.ancillary_bytes
         try:
             num_bytes, ancillary, _flags, _peer = self._sock.recvmsg_into(
                 targets, ancillary_bytes, socket.MSG_CMSG_CLOEXEC
@@ -298,8 +322,8 @@ class StreamChannel:
         except OSError as error:
             self._shut(f"read failed: {error.strerror or error}")
             return False
-        if ancillary and self.sharing is not None:
-            self.sharing.arrived(ancillary)
+        if ancillary and self._descriptors is not None:
+            self._descriptors.arrived(ancillary)
         if num_bytes == 0:
             self._shut("the peer closed")
             return False
@@ -316,10 +340,9 @@ class StreamChannel:
         raise InvariantViolated("a stream has no posted receives", tag=tag, into=into)
 
     def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
-        if self.sharing is None or not self.sharing.is_read:
+        if self.sharing is None:
             raise InvariantViolated("the peer's pool isn't shared", tag=tag)
-        self.sharing.read(reads)
-        return True
+        return self.sharing.read(tag, reads)
 
     # --- the end
 

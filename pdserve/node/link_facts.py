@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kv_transfer.link_facts import STREAM, LinkFacts
+from kv_transfer.transports.cuda_ipc_port import CUDA_IPC
 from kv_transfer.transports.nccl_port import NCCL
 from pdserve.kv_memory import KvMemory
 from pdserve.node.ports import WorkerSetup
@@ -11,12 +14,12 @@ from pdserve.wire_version import announced
 
 def link_facts(setup: WorkerSetup, role_generation: int) -> LinkFacts:
     """Of a worker in this role generation. Transports: those of the configuration that its pool can go over; a process
-    whose device can't be used by NCCL doesn't start with it."""
+    whose device can't be used by NCCL or CUDA IPC doesn't start with it. Memory is passed in one way only."""
     runner = setup.model.runner
     card, pool = runner.card, runner.pool
     wire = announced(setup.config.cluster.wire_minor)
     kinds = setup.config.transport.kinds
-    transports = tuple(kind for kind in kinds if _may_go_over(kind, pool))
+    transports = tuple(kind for kind in kinds if _may_go_over(kind, kinds, pool))
     return LinkFacts(
         layout_json=runner.layout.wire_json(),
         weights_fingerprint=card.weights_fingerprint,
@@ -31,7 +34,9 @@ def link_facts(setup: WorkerSetup, role_generation: int) -> LinkFacts:
     )
 
 
-def _may_go_over(kind: str, pool: KvMemory) -> bool:
+def _may_go_over(kind: str, kinds: Sequence[str], pool: KvMemory) -> bool:
     if kind == STREAM:
         return pool.device == "cpu"  # its bytes go through sockets of the host
-    return kind == NCCL or pool.export(kind) is not None
+    if kind in (NCCL, CUDA_IPC):
+        return True
+    return CUDA_IPC not in kinds and pool.export(kind) is not None

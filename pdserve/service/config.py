@@ -28,7 +28,7 @@ from pdserve.service.tracing_config import TracingConfig
 from pdserve.wire_version import WIRE_VERSION
 
 # Variables with our prefix that name no key: the model store reads them before there is a configuration, or clients do.
-_OTHER_VARIABLES = ("PDSERVE_CACHE_DIR", "PDSERVE_API_KEY", "PDSERVE_NCCL")
+_OTHER_VARIABLES = ("PDSERVE_CACHE_DIR", "PDSERVE_API_KEY", "PDSERVE_NCCL", "PDSERVE_CUDA_IPC")
 
 
 def _routers(texts: tuple[str, ...]) -> str:
@@ -207,7 +207,9 @@ class TransportConfig:
     """How KV blocks travel between workers."""
 
     kinds: tuple[str, ...] = setting(
-        ("memfd", "stream"), "transports offered, the preferred first", choices=("memfd", "nccl", "stream")
+        ("memfd", "stream"),
+        "transports offered, the preferred first",
+        choices=("cuda_ipc", "memfd", "nccl", "stream"),
     )
     strict: bool = setting(False, "a pair whose first choice fails is down instead of using the next one")
     link_tls: bool = setting(

@@ -25,6 +25,7 @@ from tests.simulation.sim_router import SimRouter
 from tests.simulation.sim_worker import SimWorker, worker_of
 from tests.simulation.tape import Tape
 from tests.simulation.wires import RouterPlace, SessionFabric
+from tests.support.loop_cuda_ipc import IpcFabric
 from tests.support.loop_nccl import NcclFabric
 from tests.support.memory_channel import WireKind
 from tests.support.memory_network import MemoryNetwork
@@ -127,6 +128,9 @@ class SimCluster:
             holds=self.network.is_cut,
         )
         self.network.on_heal = self.nccl.heal
+        self.ipc = IpcFabric(
+            schedule=asyncio.get_running_loop().call_later, delay=self.drawn("ipc", 2 * self.delays.link_s)
+        )
 
     async def __aenter__(self) -> Self:
         await self.tasks.__aenter__()

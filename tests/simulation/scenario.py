@@ -80,8 +80,8 @@ def draw_scenario(seed: int) -> Scenario:
         slow_client_s=1.5 * config.timeouts.client_stall_s,
     )
     delays = _draw_delays(source, slow)
-    if delays.kind is WireKind.NCCL:
-        config = replace(config, transport=replace(config.transport, kinds=("nccl", "stream")))
+    if delays.kind in (WireKind.NCCL, WireKind.CUDA_IPC):
+        config = replace(config, transport=replace(config.transport, kinds=(delays.kind.value, "stream")))
     return Scenario(
         seed=seed,
         config=config,
@@ -151,7 +151,8 @@ def _draw_config(source: random.Random, slow: float, *, short_patience: bool, sm
 def _draw_delays(source: random.Random, slow: float) -> Delays:
     draw = source.random()
     bounds = (
-        (0.3, WireKind.ONE_SIDED),
+        (0.2, WireKind.ONE_SIDED),
+        (0.3, WireKind.CUDA_IPC),
         (0.4, WireKind.POSTED),
         (0.5, WireKind.NCCL),
         (1.0, WireKind.TWO_SIDED),

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kv_transfer.transports.nccl import NcclNetwork
-from kv_transfer.transports.nccl_device import NcclDevice
-from kv_transfer.transports.port import Network
 from pdserve.block_messages import BlockCounts
 from pdserve.cli.roles import ROLES
 from pdserve.engine.block_pool import BlockPool
@@ -26,12 +23,12 @@ from pdserve.service.metrics import WorkerMetrics
 from pdserve.worker.driver import OnDeath
 from pdserve.worker.paced_runner import PacedRunner
 from tests.simulation.broken import BreakableRunner, WatchedRunner
+from tests.simulation.devices import ProcessDevice
 from tests.simulation.links import LinkTrouble, PoolWatch, SimNetwork
 from tests.simulation.loop_driver import DelayedInbox, LoopDriver, at_once
 from tests.simulation.step_time import StepClock
 from tests.simulation.tape import Tape
 from tests.simulation.wires import FabricDialer, NamesAreAddresses, address_of
-from tests.support.loop_nccl import LoopNccl
 from tests.support.memories import DeviceMemory, StagedMemory
 from tests.support.memory_channel import WireKind
 
@@ -83,7 +80,7 @@ class SimWorker:
         self._drivers: dict[str, LoopDriver] = {}
         self._inboxes: list[DelayedInbox] = []
         self._network: SimNetwork | None = None
-        self._nccl: LoopNccl | None = None
+        self._device: ProcessDevice | None = None
         self._running = asyncio.Event()
         self._running.set()
         self._ended = asyncio.Event()
@@ -156,8 +153,8 @@ class SimWorker:
         return runner if cluster.step_s is None else PacedRunner(runner, cluster.step_s, self.clock.spend)
 
     def _make_memory(self, num_bytes: int) -> FakeDevice:
-        """Posted links are those between devices."""
-        if self._cluster.delays.kind in (WireKind.POSTED, WireKind.NCCL):
+        """Links that are posted, or over CUDA IPC, are those between devices."""
+        if self._cluster.delays.kind in (WireKind.POSTED, WireKind.NCCL, WireKind.CUDA_IPC):
             return DeviceMemory(num_bytes, self._cluster.device_checksums)
         return HostMemory(num_bytes)
 
@@ -165,8 +162,8 @@ class SimWorker:
         self._lives = False
         self.exit_codes.append(code)
         self._stop_drivers()
-        if self._nccl is not None:
-            self._nccl.die()
+        if self._device is not None:
+            self._device.die()
         self._cluster.observer.on_exit(self, code)
         self._ended.set()
         if self._wanted and self.is_restarted and code != EXIT_SUPERSEDED:
@@ -191,8 +188,8 @@ class SimWorker:
         self._stop_drivers()
         if self._network is not None:
             self._network.close()
-        if self._nccl is not None:
-            self._nccl.die()
+        if self._device is not None:
+            self._device.die()
         if self._task is not None:
             self._task.cancel()
         self.worker = None
@@ -271,6 +268,7 @@ class SimWorker:
         cluster, loop = self._cluster, asyncio.get_running_loop()
         drawn_delay = cluster.drawn(f"{process}/owners", cluster.delays.owner_s)
         drivers, inboxes = self._drivers, self._inboxes
+        device = self._device = ProcessDevice(cluster, self.id, self.clock)
 
         def delay() -> float:
             return self.slowness * drawn_delay() + self.clock.ahead_s
@@ -280,27 +278,13 @@ class SimWorker:
             staged = StagedMemory(memory)
             block_bytes = memory.num_bytes // self.num_blocks
             watch = PoolWatch(self.id, block_bytes, self.num_blocks, self._pool, cluster.observer.violate)
+            device.take(staged, wake, watch)
             node = cluster.network.join(
-                f"{self.id}#{cluster.next_serial()}", memory=staged, wake=wake, watch=watch
+                f"{self.id}#{cluster.next_serial()}", memory=staged, wake=wake, watch=watch, ipc=device.ipc
             )
-            inner: Network = node
-            if cluster.delays.kind is WireKind.NCCL:
-                inner = NcclNetwork(node, device_of(staged, wake, watch))
+            inner = device.over(node)
             self._network = SimNetwork(inner, self.clock, self.trouble, staged, watch, cluster.tape, self.id)
             return NetworkEnd(self._network)
-
-        devices: list[NcclDevice] = []
-
-        def device_of(memory: StagedMemory, wake: Callable[[], None], watch: PoolWatch) -> NcclDevice:
-            """One for a process, whatever roles it takes."""
-            if not devices:
-                self._nccl = LoopNccl(cluster.nccl, self.id, memory, wake=wake, watch=watch)
-                devices.append(
-                    NcclDevice(self._nccl, clock=self.clock, timeouts=cluster.config.timeouts, max_comms=16)
-                )
-            assert self._nccl is not None
-            self._nccl.memory, self._nccl.wake = memory, wake
-            return devices[0]
 
         def engine_delay() -> float:
             return self.engine_slowness * delay()

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from kv_transfer.frames import Data
 from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header, unknown_in
-from kv_transfer.transports.port import RemoteRead, Sink
+from kv_transfer.transports.port import RemoteRead, Sharing, Sink
 from pdserve.clock import Clock
 from pdserve.errors import InvariantViolated
 from pdserve.kv_memory import ByteSpan
@@ -26,15 +26,15 @@ _MAX_FRAMES_PER_TURN = 64
 
 
 class WireKind(Enum):
-    """How pieces move: copied with their frame; read by D itself (at once, or by a device copy); posted; over NCCL.
-
-    The last is what workers put over a two-sided network.
+    """How pieces move: copied with their frame; read by D itself (at once, or by a device copy); posted; over NCCL;
+    by CUDA IPC. The last two are what workers put over a two-sided network.
     """
 
     TWO_SIDED = "memory"
     ONE_SIDED = "memory-one-sided"
     POSTED = "posted"
     NCCL = "nccl"
+    CUDA_IPC = "cuda_ipc"
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +85,7 @@ class MemoryChannel:
         self.remote_memory: StagedMemory | None = None
         self.closed_reason: str | None = None
         self.received_bytes = 0
-        self.sharing = None
+        self.sharing: Sharing | None = None
         self.joining = None
         self.payloads_apart = False
         self._wires = wires

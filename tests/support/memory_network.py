@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kv_transfer.transports.cuda_ipc import IpcDevice
 from pdserve.clock import Clock
 from tests.support.memories import StagedMemory
 from tests.support.memory_channel import DeviceWatch, MemoryChannel, Schedule, WireKind
 from tests.support.posted_channel import PostedChannel
+from tests.support.sharing_channel import SharingChannel
 
 _SCHEME = "mem://"
 
@@ -63,13 +65,15 @@ class MemoryNetwork:
         memory: StagedMemory,
         wake: Callable[[], None],
         watch: DeviceWatch | None = None,
+        ipc: IpcDevice | None = None,
     ) -> MemoryNode:
         """A worker's place in the network; a later one of the same name takes the address over.
 
         memory  of its pool; wake: makes its driver call `step`
         watch   sees what devices do there (posted)
+        ipc     passes the memory on a device
         """
-        node = MemoryNode(self, name, memory, wake, watch)
+        node = MemoryNode(self, name, memory, wake, watch, ipc)
         self._nodes[name] = node
         return node
 
@@ -118,7 +122,9 @@ class MemoryNode:
         memory: StagedMemory,
         wake: Callable[[], None],
         watch: DeviceWatch | None,
+        ipc: IpcDevice | None,
     ) -> None:
+        self._ipc = ipc
         self.name = name
         self.memory = memory
         self.wake = wake
@@ -156,6 +162,10 @@ class MemoryNode:
             channel: MemoryChannel = PostedChannel(
                 network, name=self.name, peer_name=peer_name, memory=memory, wake=self.wake, watch=self._watch
             )
+        elif self._ipc is not None:
+            channel = SharingChannel(
+                network, name=self.name, peer_name=peer_name, memory=memory, wake=self.wake, device=self._ipc
+            )
         else:
             channel = MemoryChannel(
                 network, name=self.name, peer_name=peer_name, memory=memory, wake=self.wake
@@ -172,9 +182,11 @@ class MemoryNode:
 
     def poll(self) -> None:
         """Packets come by themselves."""
+        if self._ipc is not None:
+            self._ipc.poll()
 
     def next_due_s(self) -> float | None:
-        return None
+        return None if self._ipc is None else self._ipc.next_due_s()
 
     def close(self) -> None:
         """Also what a killed process leaves behind: its peers see the end of their connections, after a delay."""

@@ -14,6 +14,7 @@ from kv_transfer import messages
 from kv_transfer.link_facts import LinkFacts
 from kv_transfer.owner import TransferOwner
 from kv_transfer.receiver import Receiver
+from kv_transfer.transports.cuda_ipc import IpcDevice
 from kv_transfer.transports.nccl import NcclNetwork
 from kv_transfer.transports.nccl_device import NcclDevice
 from kv_transfer.transports.port import Network
@@ -27,6 +28,7 @@ from pdserve.service.config import TimeoutsConfig, TransportConfig
 from pdserve.service.tls_config import TlsConfig
 from tests.support.certificates import link_certificates
 from tests.support.faulty_link import Fault, FaultyNetwork
+from tests.support.loop_cuda_ipc import IpcFabric, LoopCudaIpc
 from tests.support.loop_nccl import LoopNccl, NcclFabric
 from tests.support.memories import DeviceMemory, StagedMemory
 from tests.support.memory_channel import WireKind
@@ -42,9 +44,12 @@ TRANSPORTS = (
     "memory-one-sided",
     "posted",
     "nccl",
+    "cuda_ipc",
 )
 DIVERTING = ("stream-unix", "stream-tcp", "stream-tls", "memory")
 """Those on which a piece may be lost, repeated or late without anybody being confused."""
+_AGREED = ("memfd", "nccl", "cuda_ipc")
+"""What is agreed upon over a stream."""
 LAYOUT = KvLayout(
     num_blocks=64, kv_heads=2, layers=3, block_size=4, head_dim=64, dtype="float32", item_bytes=4
 )
@@ -139,14 +144,17 @@ class World:
         self.fabric = NcclFabric(
             schedule=self._schedule, delay=lambda: self.random.random() * 1e-4, random=self.random
         )
+        self.ipc = IpcFabric(schedule=self._schedule, delay=lambda: self.random.random() * 1e-4)
 
     @property
     def reads_itself(self) -> bool:
-        return self.transport in ("memory-one-sided", "memfd")
+        return self.transport in ("memory-one-sided", "memfd", "cuda_ipc")
 
     @property
     def _is_in_memory(self) -> bool:
-        return self.transport != "nccl" and self.transport in [kind.value for kind in WireKind]
+        return self.transport not in ("nccl", "cuda_ipc") and self.transport in [
+            kind.value for kind in WireKind
+        ]
 
     def node(
         self,
@@ -174,7 +182,7 @@ class World:
         """
         ref = WorkerRef(name, epoch or Epoch(start_ns, self.random.getrandbits(64)))
         if link_facts is None:
-            preferred = (self.transport, "stream") if self.transport in ("memfd", "nccl") else None
+            preferred = (self.transport, "stream") if self.transport in _AGREED else None
             link_facts = facts(transports=preferred)
         make: type[HostMemory] = MemfdMemory if self.transport == "memfd" else HostMemory
         if self.transport == "posted":
@@ -183,7 +191,10 @@ class World:
         else:
             staged = StagedMemory(memory or make(layout.pool_bytes))
         staged.at(ByteSpan(0, layout.pool_bytes))[:] = self.random.randbytes(layout.pool_bytes)
-        network = self._network(name, staged, prefer_unix, tls, timeouts or TimeoutsConfig(), max_links)
+        has_nccl = "nccl" in (link_facts.transports or ())
+        network = self._network(
+            name, staged, prefer_unix, tls, timeouts or TimeoutsConfig(), max_links, has_nccl
+        )
         to_engine: list[object] = []
         to_loop: list[object] = []
         owner = TransferOwner(
@@ -215,10 +226,15 @@ class World:
         tls: TlsConfig | None,
         timeouts: TimeoutsConfig,
         max_links: int,
+        has_nccl: bool,
     ) -> Network:
         network: Network
         if tls is None and self.transport == "stream-tls":
             tls = link_certificates()
+        ipc: IpcDevice | None = None
+        if self.transport == "cuda_ipc":
+            loop = LoopCudaIpc(self.ipc, name, memory, wake=lambda: None)
+            ipc = IpcDevice(loop, clock=self.clock, lease_s=timeouts.lease_s)
         if self._is_in_memory:
             network = self.wires.join(name, memory=memory, wake=lambda: None)
         else:
@@ -226,15 +242,16 @@ class World:
                 memory=memory,
                 kv_listen="127.0.0.1:0",
                 unix_dir=self._unix_dir.name,
-                prefer_unix=self.transport in ("stream-unix", "memfd", "nccl")
+                prefer_unix=self.transport in ("stream-unix", *_AGREED)
                 if prefer_unix is None
                 else prefer_unix,
                 strict=False,
                 clock=self.clock,
                 random=self.random,
                 tls=None if tls is None else LinkTls(tls),
+                ipc=ipc,
             )
-            if self.transport == "nccl":
+            if has_nccl:
                 nccl = LoopNccl(self.fabric, name, memory, wake=lambda: None, max_comms=max_links)
                 device = NcclDevice(nccl, clock=self.clock, timeouts=timeouts, max_comms=max_links)
                 network = NcclNetwork(network, device)
@@ -372,7 +389,8 @@ class World:
     def kill(self, node: Node) -> None:
         """As kill -9: its connections end, nothing of it runs any more."""
         node.is_gone = True
-        for device in self.fabric.devices:
+        devices: list[LoopNccl | LoopCudaIpc] = [*self.fabric.devices, *self.ipc.devices]
+        for device in devices:
             if device.name == node.ref.id:
                 device.die()
         node.owner._network.close()

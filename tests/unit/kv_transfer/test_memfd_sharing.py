@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kv_transfer.frames import Data, Frame, Memory
 from kv_transfer.framing import encode
 from kv_transfer.transports.memfd_sharing import MemfdSharing
+from kv_transfer.transports.port import Sharing
 from kv_transfer.transports.stream_channel import StreamChannel
 from pdserve.errors import InvalidRequest
 from pdserve.kv_memory import ByteSpan, HostMemory
@@ -36,7 +37,7 @@ class _Watch:
 class _Taker:
     """A sink that takes the memory when its frame comes."""
 
-    def __init__(self, sharing: MemfdSharing) -> None:
+    def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
         self.error: InvalidRequest | None = None
         self.num_frames = 0
@@ -48,7 +49,7 @@ class _Taker:
         assert isinstance(frame, Memory)
         self.num_frames += 1
         try:
-            self._sharing.take_memory(NUM_BYTES)
+            self._sharing.take_memory(b"", NUM_BYTES)
         except InvalidRequest as error:
             self.error = error
 
@@ -113,8 +114,8 @@ def test_neighbours_are_read_in_one_and_all_the_same(
     sharing = MemfdSharing(ours, lambda wire, descriptor: None)
     sharing.expect_memory()
     sharing.arrived([(socket.SOL_SOCKET, socket.SCM_RIGHTS, _passed(theirs))])
-    sharing.take_memory(theirs.num_bytes)
-    sharing.read([(9 * source, 9 * target, 9) for source, target in zip(sources, targets)])
+    sharing.take_memory(b"", theirs.num_bytes)
+    sharing.read(1, [(9 * source, 9 * target, 9) for source, target in zip(sources, targets)])
     sharing.close()
     want = bytearray(6 * 9)
     for source, target in zip(sources, targets):

@@ -151,7 +151,7 @@ def test_components_built_in_code_are_checked_too() -> None:
         EngineConfig(threads=-1)
     with pytest.raises(ConfigError, match="order"):
         TimeoutsConfig(link_s=5.5)
-    with pytest.raises(ConfigError, match="one of memfd, nccl, stream"):
+    with pytest.raises(ConfigError, match="one of cuda_ipc, memfd, nccl, stream"):
         TransportConfig(kinds=("carrier_pigeon",))
 
 

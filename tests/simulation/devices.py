@@ -1,0 +1,52 @@
+"""The device of one simulated process, where its links go by one: one for all roles that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kv_transfer.transports.cuda_ipc import IpcDevice
+from kv_transfer.transports.nccl import ControlNetwork, NcclNetwork
+from kv_transfer.transports.nccl_device import NcclDevice
+from kv_transfer.transports.port import Network
+from pdserve.clock import Clock
+from tests.support.loop_cuda_ipc import LoopCudaIpc
+from tests.support.loop_nccl import LoopNccl
+from tests.support.memories import StagedMemory
+from tests.support.memory_channel import DeviceWatch, WireKind
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import SimCluster
+
+
+class ProcessDevice:
+    """ipc: passes the pool to others of the host, if links go by that."""
+
+    def __init__(self, cluster: SimCluster, worker_id: str, clock: Clock) -> None:
+        self.ipc: IpcDevice | None = None
+        self._cluster = cluster
+        self._worker_id = worker_id
+        self._clock = clock
+        self._loop: LoopNccl | LoopCudaIpc | None = None
+        self._nccl: NcclDevice | None = None
+
+    def take(self, memory: StagedMemory, wake: Callable[[], None], watch: DeviceWatch) -> None:
+        """A transfer owner begins, the first or the next one of the process."""
+        cluster, timeouts = self._cluster, self._cluster.config.timeouts
+        if self._loop is not None:
+            self._loop.memory, self._loop.wake = memory, wake
+        elif cluster.delays.kind is WireKind.NCCL:
+            nccl = self._loop = LoopNccl(cluster.nccl, self._worker_id, memory, wake=wake, watch=watch)
+            self._nccl = NcclDevice(nccl, clock=self._clock, timeouts=timeouts, max_comms=16)
+        elif cluster.delays.kind is WireKind.CUDA_IPC:
+            ipc = self._loop = LoopCudaIpc(cluster.ipc, self._worker_id, memory, wake=wake, watch=watch)
+            self.ipc = IpcDevice(ipc, clock=self._clock, lease_s=timeouts.lease_s)
+
+    def over(self, node: ControlNetwork) -> Network:
+        """The network of that transfer owner."""
+        return node if self._nccl is None else NcclNetwork(node, self._nccl)
+
+    def die(self) -> None:
+        """With its process."""
+        if self._loop is not None:
+            self._loop.die()
