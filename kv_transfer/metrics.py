@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pdserve.errors import (
     DeadlineExceeded,
@@ -31,7 +31,7 @@ class TransferMetrics:
     stale          frames of a dead lease or generation, by the sender's worker id and the kind of frame
     corrupt        pieces with a wrong checksum, by the sender's worker id
     lease_states   open leases by state, as of the last look at the time
-    fell_back      links that use the stream because the preferred transport failed, by peer
+    fell_back      transports that failed, so that a link took the next one, by peer
     pushed_out     strangers in their handshake who had to make room for later ones
     malformed      links ended because of a frame that can't be, by peer
     unproven       links ended because the other side didn't prove who it is, by the setting that asks for the proof
@@ -81,6 +81,15 @@ class TransferMetrics:
             return False
         self.failed_leases += 1
         return True
+
+
+class DeviceCounts(NamedTuple):
+    """What links have of the worker's device at this moment; freed communicators: in all."""
+
+    num_communicators: int = 0
+    num_freed_communicators: int = 0
+    num_mapped_pools: int = 0
+    num_pending_reads: int = 0
 
 
 def count(by: dict[K, int], key: K) -> None:

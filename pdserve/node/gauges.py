@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from prometheus_client import Gauge
 
-from kv_transfer.metrics import TransferMetrics
+from kv_transfer.metrics import DeviceCounts, TransferMetrics
 from pdserve.messages import Load
 from pdserve.service.metrics import WorkerMetrics
 from pdserve.worker.messages import CoreCounts, EngineBeat
@@ -53,11 +53,15 @@ class WorkerGauges:
             if joules is not None:
                 metrics.set_energy(joules, phase)
 
-    def on_tick(self, transfer: TransferMetrics, num_routers: int) -> None:
+    def on_tick(self, transfer: TransferMetrics, devices: DeviceCounts, num_routers: int) -> None:
         """Once a heartbeat. The transfer owner writes its numbers on another thread; each is read whole."""
         metrics = self._metrics
         metrics.routers.set(num_routers)
         metrics.links.set(transfer.links_up)
+        metrics.communicators.set(devices.num_communicators)
+        metrics.freed_communicators.set(devices.num_freed_communicators)
+        metrics.mapped_pools.set(devices.num_mapped_pools)
+        metrics.pending_reads.set(devices.num_pending_reads)
         metrics.leases.set(transfer.open_leases)
         self._leases.show(transfer.lease_states)
         metrics.kv_bytes.set(transfer.sent_bytes, "sent")

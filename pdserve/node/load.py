@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from kv_transfer.transports.cuda_ipc_port import CUDA_IPC
 from kv_transfer.transports.nccl_port import NCCL
 from pdserve.clock import Clock, spend_s
 from pdserve.engine.kernel_caches import bound_kernel_caches
@@ -109,7 +110,8 @@ def _prepare_structures(tokenizer: Tokenizer, clock: Clock) -> WorkerStructures:
 
 def _make_memory(config: Config) -> Callable[[int], HostMemory]:
     """What makes the memory of the KV pool: such as others may map, if any link may ask for that."""
-    return shareable_memory if MEMFD in config.transport.kinds else HostMemory
+    may_be_mapped = {MEMFD, CUDA_IPC} & set(config.transport.kinds)
+    return shareable_memory if may_be_mapped else HostMemory
 
 
 def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
@@ -160,10 +162,10 @@ def verify_for_gpu(config: Config) -> None:
         raise Incompatible(
             "engine.linear names a kernel of CPUs, the engine computes on a GPU", linear=engine.linear
         )
-    if config.worker.role != "both" and NCCL not in config.transport.kinds:
+    if config.worker.role != "both" and not {NCCL, CUDA_IPC} & set(config.transport.kinds):
         raise Incompatible(
-            "the KV pool lies on a GPU, from where links go over nccl; add it to transport.kinds, or set "
-            "engine.device=cpu",
+            "the KV pool lies on a GPU, from where links go over nccl or cuda_ipc; add them to transport.kinds, or "
+            "set engine.device=cpu",
             kinds=",".join(config.transport.kinds),
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kv_transfer.metrics import DeviceCounts
 from kv_transfer.transports.port import Network
 from pdserve.children.prover import Prove, prove_inline
 from pdserve.clock import Clock
@@ -50,6 +51,7 @@ class WorkerPorts:
     prove       whether they compile within limits
     energy      of what the model computes on; None = the machine can't tell
     tracer      takes the spans of sampled requests
+    count_devices  what links have of the worker's device
     sleep       between heartbeats; a simulated process that is stopped doesn't return from it
     """
 
@@ -65,6 +67,7 @@ class WorkerPorts:
     prove: Prove = prove_inline
     energy: EnergyMeter | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
+    count_devices: Callable[[], DeviceCounts] = DeviceCounts
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 

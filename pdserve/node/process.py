@@ -12,7 +12,6 @@ from pathlib import Path
 import structlog
 
 from kv_transfer.transports.nccl import NcclNetwork
-from kv_transfer.transports.nccl_port import NCCL
 from kv_transfer.transports.stream import StreamNetwork
 from kv_transfer.transports.stream_tls import LinkTls
 from pdserve.children.children import Children
@@ -23,8 +22,8 @@ from pdserve.ids import Epoch, Random, WorkerRef, draw_text_id, system_random
 from pdserve.kv_memory import KvMemory
 from pdserve.messages import Role
 from pdserve.modelstore.progress import ByteProgress
+from pdserve.node.link_devices import open_devices
 from pdserve.node.load import LoadProgress, LoadState, load_model
-from pdserve.node.nccl import open_device
 from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
 from pdserve.node.worker import Worker
 from pdserve.owner import Waiter
@@ -223,7 +222,7 @@ def _real_ports(
 ) -> WorkerPorts:
     config, loop = setup.config, asyncio.get_running_loop()
     pool = setup.model.runner.pool
-    device = open_device(config, pool, clock) if NCCL in config.transport.kinds else None
+    devices = open_devices(config, pool, clock)
 
     def network(memory: KvMemory, wake: Callable[[], None]) -> NetworkEnd:
         stream = StreamNetwork(
@@ -235,8 +234,9 @@ def _real_ports(
             clock=clock,
             random=random,
             tls=link_tls,
+            ipc=devices.ipc,
         )
-        links = stream if device is None else NcclNetwork(stream, device)
+        links = stream if devices.nccl is None else NcclNetwork(stream, devices.nccl)
         return NetworkEnd(links, stream.waiter())
 
     def drive(name: str, waiter: Waiter | None, on_death: OnDeath) -> ThreadDriver:
@@ -253,6 +253,7 @@ def _real_ports(
         roles=roles,
         background=ThreadBackground("structures"),
         prove=prove,
+        count_devices=devices.counts,
         energy=find_energy_meter(clock, setup.model.runner.card.gpus),
         tracer=tracer,
     )

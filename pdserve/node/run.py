@@ -105,6 +105,7 @@ class RoleRun:
         self.role = role
         self._setup = setup
         self._sleep = ports.sleep
+        self._count_devices = ports.count_devices
         self._clock = ports.clock
         self._gauges = gauges
         self._role_generation = role_generation
@@ -313,7 +314,7 @@ class RoleRun:
             self._sessions.beat(
                 self._watchdog.num_steps, self._watchdog.expects_step, self._watchdog.in_step_s
             )
-            self._gauges.on_tick(self._transfer.metrics, len(self._sessions.routers))
+            self._gauges.on_tick(self._transfer.metrics, self._count_devices(), len(self._sessions.routers))
             silent_s = self._watchdog.tick()
             if silent_s is not None:
                 log.error("engine.hangs", silent_s=silent_s, num_steps=self._watchdog.num_steps)

@@ -114,7 +114,17 @@ class WorkerMetrics:
             r, "pdserve_links_pushed_out", "Strangers in a link's handshake who made room for later ones."
         )
         self.fell_back = Total(
-            r, "pdserve_links_fell_back", "Links over the stream as the first transport failed.", ("peer",)
+            r, "pdserve_links_fell_back", "Transports that failed, so that a link took the next.", ("peer",)
+        )
+        self.communicators = Gauge(
+            "pdserve_nccl_communicators", "Live communicators, those being freed included.", registry=r
+        )
+        self.freed_communicators = Total(r, "pdserve_nccl_communicators_freed", "Communicators freed.")
+        self.mapped_pools = Gauge(
+            "pdserve_cuda_ipc_mapped_pools", "Other workers' pools that are mapped.", registry=r
+        )
+        self.pending_reads = Gauge(
+            "pdserve_cuda_ipc_pending_reads", "Copies from other workers' pools under way.", registry=r
         )
         self.leases = Gauge("pdserve_leases", "Leases in hand.", registry=r)
         self.stale = Total(

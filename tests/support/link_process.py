@@ -1,6 +1,6 @@
 """Transfer owners in processes of their own, over memfd: what is needed to kill and stop either end of a link.
 
-nccl_process.py has those over NCCL's double.
+device_process.py has those over the doubles of NCCL and CUDA IPC.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TypeVar
 from kv_transfer import messages
 from kv_transfer.link_facts import LinkFacts
 from kv_transfer.owner import TransferOwner
+from kv_transfer.transports.cuda_ipc import IpcDevice
 from kv_transfer.transports.port import Network
 from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import SystemClock
@@ -57,6 +58,7 @@ class LinkEnd:
             strict=True,
             clock=_CLOCK,
             random=random.Random(str(me)),
+            ipc=self._ipc(timeouts or TimeoutsConfig()),
         )
         self.seen: list[object] = []
         self.owner = TransferOwner(
@@ -79,6 +81,9 @@ class LinkEnd:
             to_loop=self.seen.append,
             secret=None,
         )
+
+    def _ipc(self, timeouts: TimeoutsConfig) -> IpcDevice | None:
+        return None
 
     def _network(self, stream: StreamNetwork, timeouts: TimeoutsConfig) -> Network:
         return stream
