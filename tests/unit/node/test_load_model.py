@@ -56,7 +56,7 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         ({"engine.deterministic": True}, "deterministic"),
         ({"engine.linear": "onednn"}, "linear=onednn"),
-        ({"worker.role": "prefill"}, "add it to transport.kinds.*kinds=memfd,stream"),
+        ({"worker.role": "prefill"}, "add them to transport.kinds.*kinds=memfd,stream"),
     ],
 )
 def test_settings_of_cpus_are_refused_on_a_gpu(settings: dict[str, Any], words: str) -> None:
