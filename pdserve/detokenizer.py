@@ -22,7 +22,7 @@ class TextStream(Protocol):
     def step(self, token_ids: Sequence[int]) -> str:
         """Take in the next ids and give the text that is certain now, perhaps none.
 
-        Special tokens and ids outside the vocabulary give no text.
+        Ids outside the vocabulary give no text, nor do special tokens unless the stream was made to show them.
         """
         ...
 

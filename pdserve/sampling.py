@@ -61,6 +61,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = setting(
         (), "end with this id", max_items=128, means="none", flag="--stop-token-id")
     ignore_eos: bool = setting(False, "go on after the end-of-sequence token")
+    keep_special_tokens: bool = setting(False, "show special tokens of the output in its text")
     structure: Structure | None = None
     logprobs: int | None = setting(
         None, "log probability of each token and of the N most likely ones", least=0, most=20, means="none")

@@ -14,7 +14,10 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """The model that a cluster serves; window_tokens is the smallest of its workers'."""
+    """The model that a cluster serves; window_tokens is the smallest of its workers'.
+
+    tool_parser, reasoning_parser  by its chat template: names as settings have them; "" = none, or an older router
+    """
 
     model: str
     window_tokens: int
@@ -23,6 +26,8 @@ class ModelInfo:
     has_chat_template: bool
     weights_fingerprint: str
     tokenizer_fingerprint: str
+    tool_parser: str = ""
+    reasoning_parser: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ class TokenText(Protocol):
         """Text of ids; ids outside the vocabulary give none. Raises InvalidRequest for what is no id."""
         ...
 
-    def stream(self) -> TextStream:
-        """A new stream, which gives no text for special tokens."""
+    def stream(self, *, skip_special_tokens: bool) -> TextStream:
+        """A new stream."""
         ...
 
     def token_bytes(self, count: int) -> list[bytes]:
@@ -65,12 +65,13 @@ class ByteLevelText:
     def __init__(self, backend: Backend, special_ids: frozenset[int]) -> None:
         self._backend = backend
         self._visible = ByteTable(backend, byte_level_bytes, special_ids)
+        self._all = ByteTable(backend, byte_level_bytes, frozenset())
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return _decoded(self._backend, token_ids, skip_special_tokens)
 
-    def stream(self) -> TextStream:
-        return ByteStream(self._visible)
+    def stream(self, *, skip_special_tokens: bool) -> TextStream:
+        return ByteStream(self._visible if skip_special_tokens else self._all)
 
     def token_bytes(self, count: int) -> list[bytes]:
         return [self._visible.bytes_of(token_id) for token_id in range(count)]
@@ -90,8 +91,9 @@ class PieceText:
         table = self._visible if skip_special_tokens else self._all
         return piece_text(table.join(token_ids), strips_first_space=self._strips)
 
-    def stream(self) -> TextStream:
-        return PieceStream(self._visible, strips_first_space=self._strips)
+    def stream(self, *, skip_special_tokens: bool) -> TextStream:
+        table = self._visible if skip_special_tokens else self._all
+        return PieceStream(table, strips_first_space=self._strips)
 
     def token_bytes(self, count: int) -> list[bytes]:
         return [self._visible.bytes_of(token_id) for token_id in range(count)]
@@ -107,10 +109,11 @@ class OtherText:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return _decoded(self._backend, token_ids, skip_special_tokens)
 
-    def stream(self) -> TextStream:
+    def stream(self, *, skip_special_tokens: bool) -> TextStream:
+        hidden = self._special_ids if skip_special_tokens else frozenset()
         return WindowStream(
-            lambda token_ids: _decoded(self._backend, token_ids, skip_special_tokens=True),
-            lambda token_id: token_id not in self._special_ids,
+            lambda token_ids: _decoded(self._backend, token_ids, skip_special_tokens),
+            lambda token_id: token_id not in hidden,
         )
 
     def token_bytes(self, count: int) -> list[bytes]:

@@ -228,9 +228,9 @@ class Tokenizer:
             found[token_id] = (self._backend.id_to_token(token_id) or "").encode()
         return found
 
-    def stream(self) -> TextStream:
-        """A new incremental detokenizer; special tokens give no text."""
-        return self._text.stream()
+    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
+        """A new incremental detokenizer."""
+        return self._text.stream(skip_special_tokens=skip_special_tokens)
 
     def _drop_ends_outside(self, folder: Path) -> None:
         # Here, so that a router without a model of its own starts without the model store.

@@ -292,7 +292,7 @@ class Conductor:
         return Choice(
             self._prompt_ids,
             key,
-            tokenizer.stream(),
+            tokenizer.stream(skip_special_tokens=not request.sampling.keep_special_tokens),
             put,
             self._asked.received_s,
             parts.clock,

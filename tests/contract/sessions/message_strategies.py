@@ -64,6 +64,7 @@ def sample_keys(draw: st.DrawFn) -> SampleKey:
         max_tokens=max_tokens,
         stop=draw(st.lists(texts, max_size=3).map(tuple)),
         include_stop=draw(flags),
+        keep_special_tokens=draw(flags),
         stop_token_ids=draw(token_ids),
         ignore_eos=draw(flags),
         structure=draw(st.none() | structures),

@@ -84,6 +84,7 @@ params = st.builds(
     max_tokens=st.none() | st.integers(5, 100),
     stop=st.lists(texts, max_size=3).map(tuple),
     include_stop=st.booleans(),
+    keep_special_tokens=st.booleans(),
     stop_token_ids=st.lists(st.integers(0, 99), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     structure=st.one_of(

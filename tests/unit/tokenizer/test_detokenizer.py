@@ -16,17 +16,18 @@ FAKE = Tokenizer.fake(300)
 ANY_IDS = st.lists(st.integers(0, 310), max_size=40)  # bytes, eos, words, ids outside the vocabulary
 
 
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
 @given(ids=ANY_IDS, data=st.data())
-@settings(max_examples=300, deadline=None)
-def test_any_ids_at_any_splits(ids: list[int], data: st.DataObject) -> None:
-    stream = FAKE.stream()
+@settings(max_examples=200, deadline=None)
+def test_any_ids_at_any_splits(skip_special_tokens: bool, ids: list[int], data: st.DataObject) -> None:
+    stream = FAKE.stream(skip_special_tokens=skip_special_tokens)
     text = ""
     rest = ids
     while rest:
         size = data.draw(st.integers(1, len(rest)))
         text += stream.step(rest[:size])
         rest = rest[size:]
-    assert text + stream.flush() == FAKE.decode(ids)
+    assert text + stream.flush() == FAKE.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
 @given(text=st.text(max_size=40))

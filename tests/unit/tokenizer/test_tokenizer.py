@@ -278,9 +278,13 @@ def test_stream_of_another_kind_of_decoder() -> None:
     ids = [1, 260, 261, 259, *emoji, 262, 264, 260, 2, *[3 + byte for byte in "世界".encode()]]
     whole = tokenizer.decode(ids)
     assert whole == "aa 🌍b   a世界"
+    shown = tokenizer.decode(ids, skip_special_tokens=False)
+    assert shown != whole
     for split in range(len(ids) + 1):
         stream = tokenizer.stream()
         assert stream.step(ids[:split]) + stream.step(ids[split:]) + stream.flush() == whole
+        stream = tokenizer.stream(skip_special_tokens=False)
+        assert stream.step(ids[:split]) + stream.step(ids[split:]) + stream.flush() == shown
     stream = tokenizer.stream()
     pieces = [stream.step([token_id]) for token_id in ids]
     assert "".join(pieces) + stream.flush() == whole
