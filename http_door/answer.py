@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from http_door.styles import Styles
+from pdserve.ids import Random
 from pdserve.request import Event, GenerateRequest, Usage
 from pdserve.sampling import FinishReason, TokenLogprobs
 
 Json = dict[str, Any]
 TokenBytes = Mapping[int, bytes]
-"""What ids add to a text, of all ids that an event names; only where `HttpAnswer.names_tokens`."""
+"""What ids add to a text, of all ids of `HttpAnswer.ids_to_spell`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occasion:
+    """What an answer is made with, besides the body.
+
+    request_id  of the request
+    created_s   since 1970
+    random      draws ids of calls
+    styles      how the model's text is taken apart
+    """
+
+    request_id: str
+    created_s: int
+    random: Random
+    styles: Styles
 
 
 class HttpAnswer(Protocol):
     """The answer to one HTTP request, in an endpoint's own form. One for each; it keeps what the whole needs.
 
-    requests      what is to be generated; choices of requests[i] are numbered behind those of requests[i - 1]
-    streams       whether the answer comes in parts
-    names_tokens  whether tokens are named by their text, so that `take` needs these
+    requests  what is to be generated; choices of requests[i] are numbered behind those of requests[i - 1]
+    streams   whether the answer comes in parts
     """
 
     @property
@@ -28,8 +45,9 @@ class HttpAnswer(Protocol):
     @property
     def streams(self) -> bool: ...
 
-    @property
-    def names_tokens(self) -> bool: ...
+    def ids_to_spell(self, event: Event) -> Collection[int]:
+        """Of which tokens `take` needs the text."""
+        ...
 
     def take(self, place: int, event: Event, spelled: TokenBytes) -> Iterable[Json]:
         """Note an event of requests[place]; the parts of a stream that it makes."""

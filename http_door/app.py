@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from http_door.answer import HttpAnswer, Json
+from http_door.answer import HttpAnswer, Json, Occasion
 from http_door.body import ClientGone, check_announced, read_all
 from http_door.chat import ChatAnswer, ChatFields
 from http_door.completions import CompletionAnswer, CompletionFields
@@ -28,6 +28,7 @@ from http_door.generating import COMMENT_S, give_stream, give_whole
 from http_door.looking import model_card, models, version
 from http_door.metrics import HttpMetrics
 from http_door.port import METADATA, Backend, Call, Purpose, Visit
+from http_door.styles import Styles, needs_model, styles_of
 from http_door.texts import DetokenizeFields, TokenizeFields, detokenize, tokenize
 from pdserve.clock import Clock
 from pdserve.errors import Code, PdserveError, primary
@@ -137,14 +138,22 @@ def call_of(scope: Scope, purpose: Purpose) -> Call:
     return Call(purpose, metadata, "" if peer is None else str(peer[0]))
 
 
-def _generate(fields: type[TextFields], answer_of: Callable[[Any, str, int], HttpAnswer]) -> _Handle:
+def _generate(
+    fields: type[TextFields], answer_of: Callable[[Any, Occasion], HttpAnswer], *, takes_apart: bool
+) -> _Handle:
+    """takes_apart: tool calls and reasoning are told from the text."""
+
     async def handle(door: Door, call: Exchange) -> None:
         given = call.headers.get("x-request-id", "")
         drawn = given if given and not plain_id(given) else draw_text_id(door.random, "req")
         now_s = door.clock.wall_ns() // 1_000_000_000
+        styles = await _styles(door, call) if takes_apart else Styles()
 
         def make(body: TextFields) -> HttpAnswer:
-            return answer_of(body, body.request_id or drawn, now_s)
+            occasion = Occasion(
+                request_id=body.request_id or drawn, created_s=now_s, random=door.random, styles=styles
+            )
+            return answer_of(body, occasion)
 
         answer = await door.read(call.visit, call.receive, call.headers, fields, make)
         told = {"x-request-id": drawn}
@@ -154,6 +163,14 @@ def _generate(fields: type[TextFields], answer_of: Callable[[Any, str, int], Htt
             await give_whole(answer, call.visit, call.client, told)
 
     return handle
+
+
+async def _styles(door: Door, call: Exchange) -> Styles:
+    """How this model's text is taken apart. Waits for a worker that knows the model; raises NoWorker."""
+    model = None
+    if needs_model(door.config.http):
+        model = await call.visit.model()
+    return styles_of(door.config.http, model)
 
 
 def _ask(kind: type[B], ask: Callable[[B, Visit], Awaitable[Json]]) -> _Handle:
@@ -202,9 +219,21 @@ def make_app(door: Door) -> Starlette:
     async def version_page(request: Request) -> Response:
         return Response(msgspec.json.encode(version()), media_type="application/json")
 
+    completions = _generate(CompletionFields, CompletionAnswer, takes_apart=False)
+    chats = _generate(ChatFields, ChatAnswer, takes_apart=True)
     routes = [
-        route("/v1/completions", Purpose.GENERATE, "POST", _generate(CompletionFields, CompletionAnswer)),
-        route("/v1/chat/completions", Purpose.GENERATE, "POST", _generate(ChatFields, ChatAnswer)),
+        route(
+            "/v1/completions",
+            Purpose.GENERATE,
+            "POST",
+            completions,
+        ),
+        route(
+            "/v1/chat/completions",
+            Purpose.GENERATE,
+            "POST",
+            chats,
+        ),
         route("/v1/models", Purpose.LOOK, "GET", _look(_models)),
         route("/v1/models/{name:path}", Purpose.LOOK, "GET", _look(_model_card)),
         route("/tokenize", Purpose.TEXT, "POST", _ask(TokenizeFields, tokenize)),

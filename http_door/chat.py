@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from http_door.answer import Json, TokenBytes, UsageSum, prompt_logprobs, reason_text, shown
+from http_door.answer import (
+    Json,
+    Occasion,
+    TokenBytes,
+    UsageSum,
+    ids_named,
+    prompt_logprobs,
+    reason_text,
+    shown,
+)
+from http_door.chat_message import ChatMessageParts, delta_of
 from http_door.errors import refused_field
 from http_door.fields import TextFields, is_given
+from http_door.styles import PROMPT_END_IDS, looks_for_reasoning, output_parser
+from http_door.tools.choice import chat_choice, chat_functions, read_choice
+from http_door.tools.port import OutputParser, Parsed, PlainText
 from pdserve.request import Chat, ChatMessage, Event, Finished, Prompt, Started, Tokens
-from pdserve.sampling import TokenLogprobs
+from pdserve.sampling import FinishReason, TokenLogprobs
 
 _UNSUPPORTED = (
     "audio",
@@ -60,7 +73,8 @@ class ChatFields(TextFields, kw_only=True):
 class _Choice:
     """One of the answer's choices. has_role: its first delta has been sent."""
 
-    texts: list[str] = field(default_factory=list)
+    parser: OutputParser = field(default_factory=PlainText)
+    message: ChatMessageParts = field(default_factory=ChatMessageParts)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
     reason: str | None = None
@@ -68,23 +82,47 @@ class _Choice:
 
 
 class ChatAnswer:
-    """See HttpAnswer. id: of the answer; created_s: since 1970."""
+    """See HttpAnswer."""
 
-    def __init__(self, body: ChatFields, id_: str, created_s: int) -> None:
+    def __init__(self, body: ChatFields, occasion: Occasion) -> None:
         _check(body)
         self._body = body
-        self._id = f"chatcmpl-{id_}"
-        self._created_s = created_s
+        self._occasion = occasion
+        self._id = f"chatcmpl-{occasion.request_id}"
         self._model = body.model or ""
         self._usage = UsageSum()
         self._choices = [_Choice() for _ in range(max(0, min(body.n or 1, 64)))]
         self._prompt_ids: tuple[int, ...] | None = None
         self._prompt_rows: list[Json | None] = [None]
         self.streams = body.streams
-        self.names_tokens = bool(body.logprobs) or body.prompt_logprobs is not None
+        self._names_tokens = bool(body.logprobs) or body.prompt_logprobs is not None
+        word, named = chat_choice(body.tool_choice)
+        self._tools = read_choice(
+            chat_functions(body.tools),
+            word,
+            named,
+            parallel=body.parallel_tool_calls,
+            style=occasion.styles.tools,
+        )
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        self.requests = (body.request(_chat(body), id_, max_tokens=max_tokens, logprobs=logprobs),)
+        request = body.request(
+            _chat(body, with_tools=self._tools.is_made),
+            occasion.request_id,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            structure=self._tools.structure,
+            keep_special_tokens=self._tools.needs_special_tokens,
+        )
+        self.requests = (request,)
+        self._looks_for_reasoning = looks_for_reasoning(
+            occasion.styles, has_structure=request.sampling.structure is not None
+        )
+
+    def ids_to_spell(self, event: Event) -> Collection[int]:
+        if isinstance(event, Started):
+            return event.prompt_token_ids[-PROMPT_END_IDS:] if self._looks_for_reasoning else ()
+        return ids_named(event) if self._names_tokens else ()
 
     def take(self, place: int, event: Event, spelled: TokenBytes) -> Iterable[Json]:
         match event:
@@ -92,6 +130,7 @@ class ChatAnswer:
                 self._model = event.model
                 self._usage.add_prompt(place, event.num_prompt_tokens, event.num_cached_tokens)
                 self._prompt_ids = event.prompt_token_ids
+                self._begin(event.prompt_token_ids[-PROMPT_END_IDS:], spelled)
                 return []
             case Prompt():
                 ids = event.token_ids[-len(event.logprobs) :]
@@ -105,9 +144,12 @@ class ChatAnswer:
                         _named(token_id, each, spelled)
                         for token_id, each in zip(event.token_ids, event.logprobs)
                     ]
-                return self._note(event.choice, event.text, token_ids=event.token_ids, logprobs=rows)
+                said = self._choices[event.choice].parser.feed(event.text)
+                return self._note(event.choice, said, token_ids=event.token_ids, logprobs=rows)
             case Finished():
-                return self._note(event.choice, "", reason=reason_text(event.reason))
+                rest = self._choices[event.choice].parser.finish()
+                last = self._note(event.choice, rest) if rest else []
+                return [*last, *self._end(event.choice, event.reason)]
 
     def end(self) -> Iterable[Json]:
         if self._body.tells_usage:
@@ -118,7 +160,7 @@ class ChatAnswer:
         for number, choice in enumerate(self._choices):
             made = {
                 "index": number,
-                "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
+                "message": choice.message.content,
                 "logprobs": {"content": choice.logprobs, "refusal": None} if self._body.logprobs else None,
                 "finish_reason": choice.reason,
             }
@@ -128,24 +170,50 @@ class ChatAnswer:
         whole = {**self._head("chat.completion"), "choices": choices, "usage": self._usage.content}
         return whole | self._of_prompt()
 
+    def _begin(self, last_ids: Sequence[int], spelled: TokenBytes) -> None:
+        """The prompt is known: by its end, whether the text begins with reasoning."""
+        prompt_end = None
+        if self._looks_for_reasoning:
+            prompt_end = b"".join(spelled[each] for each in last_ids).decode("utf-8", "replace")
+            if self._body.continue_final_message:
+                prompt_end = str(self._body.messages[-1].get("content") or "")
+        for choice in self._choices:
+            choice.parser = output_parser(
+                self._occasion.styles, self._tools, self._occasion.random, prompt_end
+            )
+
     def _note(
         self,
         number: int,
-        text: str,
+        said: Sequence[Parsed],
         *,
         token_ids: tuple[int, ...] = (),
         logprobs: list[Json] | None = None,
-        reason: str | None = None,
     ) -> list[Json]:
         """More of a choice: for a stream what is sent of it, else it is kept."""
         choice = self._choices[number]
+        choice.message.add(said)
         if not self.streams:
-            choice.texts.append(text)
             choice.token_ids += token_ids
             choice.logprobs += logprobs or ()
-            choice.reason = reason
             return []
-        delta: Json = {} if reason is not None else {"content": text}
+        is_told = bool(said or logprobs or self._body.return_token_ids or self._body.tells_usage_always)
+        return [self._part(number, delta_of(said), token_ids, logprobs)] if is_told else []
+
+    def _end(self, number: int, reason: FinishReason) -> list[Json]:
+        choice = self._choices[number]
+        has_called = bool(choice.message.calls) and reason is not FinishReason.LENGTH
+        choice.reason = "tool_calls" if has_called else reason_text(reason)
+        return [self._part(number, {})] if self.streams else []
+
+    def _part(
+        self,
+        number: int,
+        delta: Json,
+        token_ids: tuple[int, ...] = (),
+        logprobs: list[Json] | None = None,
+    ) -> Json:
+        choice = self._choices[number]
         if not choice.has_role:
             choice.has_role = True
             delta = {"role": "assistant", "content": "", **delta}
@@ -153,7 +221,7 @@ class ChatAnswer:
             "index": number,
             "delta": delta,
             "logprobs": None if logprobs is None else {"content": logprobs, "refusal": None},
-            "finish_reason": reason,
+            "finish_reason": choice.reason,
         }
         if self._body.return_token_ids:
             made["token_ids"] = token_ids
@@ -161,7 +229,7 @@ class ChatAnswer:
         self._prompt_ids, self._prompt_rows = None, [None]  # told once
         if self._body.tells_usage:
             part["usage"] = self._usage.content if self._body.tells_usage_always else None
-        return [part]
+        return part
 
     def _of_prompt(self) -> Json:
         """What is told of the prompt, where it was asked for."""
@@ -173,7 +241,7 @@ class ChatAnswer:
         return told
 
     def _head(self, kind: str) -> Json:
-        return {"id": self._id, "object": kind, "created": self._created_s, "model": self._model}
+        return {"id": self._id, "object": kind, "created": self._occasion.created_s, "model": self._model}
 
 
 def _named(token_id: int, logprobs: TokenLogprobs, spelled: TokenBytes) -> Json:
@@ -199,13 +267,13 @@ def _check(body: ChatFields) -> None:
         raise refused_field("top_logprobs", "top_logprobs needs logprobs")
 
 
-def _chat(body: ChatFields) -> Chat:
+def _chat(body: ChatFields, *, with_tools: bool) -> Chat:
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     return chat_of(
         body.messages,
-        tools=body.tools,
+        tools=body.tools if with_tools else None,
         kwargs=kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from http_door.answer import Json, TokenBytes, UsageSum, prompt_logprobs, reason_text, shown
+from http_door.answer import (
+    Json,
+    Occasion,
+    TokenBytes,
+    UsageSum,
+    ids_named,
+    prompt_logprobs,
+    reason_text,
+    shown,
+)
 from http_door.errors import refused_field
 from http_door.fields import TextFields
 from pdserve.request import Event, Finished, GenerateRequest, Input, Prompt, Started, Tokens
@@ -67,13 +76,13 @@ class _Choice:
 
 
 class CompletionAnswer:
-    """See HttpAnswer. id: of the answer; created_s: since 1970."""
+    """See HttpAnswer."""
 
-    def __init__(self, body: CompletionFields, id_: str, created_s: int) -> None:
+    def __init__(self, body: CompletionFields, occasion: Occasion) -> None:
         _check(body)
         self._body = body
-        self._id = f"cmpl-{id_}"
-        self._created_s = created_s
+        self._id = f"cmpl-{occasion.request_id}"
+        self._created_s = occasion.created_s
         self._n = body.n or 1
         self._model = body.model or ""
         self._usage = UsageSum()
@@ -81,8 +90,11 @@ class CompletionAnswer:
         self._prompt_ids: dict[int, tuple[int, ...]] = {}
         self._prompt_rows: dict[int, list[Json | None]] = {}
         self.streams = body.streams
-        self.names_tokens = body.logprobs is not None or body.prompt_logprobs is not None
-        self.requests = tuple(_requests(body, id_))
+        self._names_tokens = body.logprobs is not None or body.prompt_logprobs is not None
+        self.requests = tuple(_requests(body, occasion.request_id))
+
+    def ids_to_spell(self, event: Event) -> Collection[int]:
+        return ids_named(event) if self._names_tokens else ()
 
     def take(self, place: int, event: Event, spelled: TokenBytes) -> Iterable[Json]:
         match event:

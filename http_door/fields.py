@@ -87,6 +87,7 @@ class TextFields(msgspec.Struct, kw_only=True):
     banned_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -140,12 +141,25 @@ class TextFields(msgspec.Struct, kw_only=True):
         return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
     def request(
-        self, source: Input, request_id: str, *, max_tokens: int | None, logprobs: int | None, **others: Any
+        self,
+        source: Input,
+        request_id: str,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        structure: Structure | None = None,
+        keep_special_tokens: bool = False,
+        **others: Any,
     ) -> GenerateRequest:
-        """What is to be generated. Raises HttpRefusal for what can't be said so, and checks no bounds."""
+        """What is to be generated. Raises HttpRefusal for what can't be said so, and checks no bounds.
+
+        structure  what the text must be, beside what the fields say of it
+        """
         given = {name: getattr(self, name) for name in _SAME}
         given |= {name: None if (ids := getattr(self, name)) is None else tuple(ids) for name in _LISTS}
         given["include_stop"] = self.include_stop_str_in_output
+        given["keep_special_tokens"] = keep_special_tokens or self.skip_special_tokens is False
+        given["structure"] = _one_of(structure, self.structure())
         given["top_k"] = 0 if self.top_k == -1 else self.top_k
         given["logit_bias"] = None if self.logit_bias is None else _bias(self.logit_bias)
         if self.stop is not None:
@@ -163,9 +177,7 @@ class TextFields(msgspec.Struct, kw_only=True):
         return GenerateRequest(
             input=source,
             request_id=request_id,
-            sampling=SamplingParams(
-                structure=self.structure(), max_tokens=max_tokens, logprobs=logprobs, **_without_none(given)
-            ),
+            sampling=SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **_without_none(given)),
             **_without_none(of_request),
         )
 
@@ -181,6 +193,14 @@ class TextFields(msgspec.Struct, kw_only=True):
                 "structured_outputs", "response_format and structured_outputs exclude each other"
             )
         return found[0] if found else None
+
+
+def _one_of(demanded: Structure | None, asked: Structure | None) -> Structure | None:
+    if demanded is not None and asked is not None:
+        raise refused_field(
+            "tool_choice", "demanded tool calls and a structure of the text exclude each other"
+        )
+    return demanded or asked
 
 
 def is_given(raw: msgspec.Raw | None) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 
 import msgspec
 
-from http_door.answer import HttpAnswer, TokenBytes, ids_named
+from http_door.answer import HttpAnswer, TokenBytes
 from http_door.connection import Connection
 from http_door.errors import reply_to
 from http_door.metrics import HttpMetrics
@@ -33,7 +33,7 @@ async def give_whole(answer: HttpAnswer, visit: Visit, client: Connection, heade
     """One JSON object when all has ended. Raises what a request ended with."""
     async with client.while_there(), _events(answer.requests, visit) as events:
         async for place, event in events:
-            spelled = await _spelled(visit, event) if answer.names_tokens else {}
+            spelled = await _spelled(visit, answer.ids_to_spell(event))
             for _ in answer.take(place, event, spelled):
                 raise InvariantViolated("a part was made for a client that doesn't stream")
     await client.answer(200, _encode(answer.whole()), headers)
@@ -57,7 +57,7 @@ async def give_stream(
                     await client.begin(200, {**_STREAM_HEADERS, **headers})
                 while placed is not None:
                     place, event = placed
-                    spelled = await _spelled(visit, event) if answer.names_tokens else {}
+                    spelled = await _spelled(visit, answer.ids_to_spell(event))
                     if content := b"".join([_line(part) for part in answer.take(place, event, spelled)]):
                         await client.write(content)
                     placed = await anext(events, None)
@@ -94,8 +94,8 @@ def _line(part: object) -> bytes:
     return b"data: " + _encode(part) + b"\n\n"
 
 
-async def _spelled(visit: Visit, event: Event) -> TokenBytes:
-    ids = sorted(ids_named(event))
+async def _spelled(visit: Visit, wanted: Collection[int]) -> TokenBytes:
+    ids = sorted(set(wanted))
     return dict(zip(ids, await visit.token_bytes(ids))) if ids else {}
 
 

@@ -12,7 +12,6 @@ from typing import Any, Self
 import structlog
 from prometheus_client import CollectorRegistry
 
-from http_door.tools.detect import reasoning_format_of, tool_format_of
 from pdserve.chat import check_chat
 from pdserve.children.prover import InlineProver, Prover
 from pdserve.children.renderer import ChatRenderer, InlineRenderer
@@ -376,19 +375,7 @@ class RouterApp:
         """The model that is served. Raises NoWorker if none has been told of."""
         tokenizer = await self._tokenizer()
         identity = await self.fleet.get_identity(self._config.timeouts.worker_wait_s)
-        templates = tokenizer.chat_templates
-        template = templates.get("tool_use") or templates.get("default") or ""
-        return ModelInfo(
-            model=identity.model,
-            window_tokens=self.fleet.window_tokens,
-            vocab_size=identity.vocab_size,
-            eos_token_ids=identity.eos_token_ids,
-            has_chat_template=tokenizer.has_chat_template,
-            weights_fingerprint=identity.weights_fingerprint,
-            tokenizer_fingerprint=identity.tokenizer_fingerprint,
-            tool_parser=tool_format_of(template),
-            reasoning_parser=reasoning_format_of(template),
-        )
+        return identity.told(tokenizer, self.fleet.window_tokens)
 
     @property
     def conductors(self) -> tuple[Conductor, ...]:

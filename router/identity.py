@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Self
 
+from http_door.tools.detect import parsers_of
 from pdserve.errors import Incompatible
 from pdserve.messages import Hello
+from pdserve.status import ModelInfo
+from pdserve.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,19 @@ class ModelIdentity:
     def of(cls, hello: Hello) -> Self:
         """The identity that this worker brings."""
         return cls(*(getattr(hello, field.name) for field in fields(cls)))
+
+    def told(self, tokenizer: Tokenizer, window_tokens: int) -> ModelInfo:
+        """What clients may know of it."""
+        return ModelInfo(
+            model=self.model,
+            window_tokens=window_tokens,
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_token_ids,
+            has_chat_template=tokenizer.has_chat_template,
+            weights_fingerprint=self.weights_fingerprint,
+            tokenizer_fingerprint=self.tokenizer_fingerprint,
+            **parsers_of(tokenizer.chat_templates),
+        )
 
     def check(self, hello: Hello) -> None:
         """Raises Incompatible naming the first field that differs and both values."""

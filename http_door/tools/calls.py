@@ -29,13 +29,16 @@ class CallWriter:
     """What a format has found.
 
     White space around calls belongs to them; other white space is content.
+
+    most_calls  those behind them are passed over; None = any number
     """
 
-    def __init__(self, new_call_id: Callable[[], str]) -> None:
+    def __init__(self, new_call_id: Callable[[], str], most_calls: int | None = None) -> None:
         self.parts: list[Parsed] = []
         self._new_call_id = new_call_id
         self._blanks = ""  # not said yet: a call may follow
         self._num_calls = 0
+        self._most_calls = most_calls
 
     def content(self, text: str) -> None:
         """Text that is no call."""
@@ -46,13 +49,13 @@ class CallWriter:
 
     def call(self, call: FunctionCall) -> None:
         """A whole one."""
-        index = self.begin(call.name)
-        self.arguments(index, call.arguments)
+        if self._most_calls is None or self._num_calls < self._most_calls:
+            self.arguments(self.begin(call.name), call.arguments)
+        self._blanks = ""
 
     def begin(self, name: str) -> int:
         """A call whose arguments will follow; returns its index."""
-        index = self._num_calls
-        self._num_calls += 1
+        index, self._num_calls = self._num_calls, self._num_calls + 1
         self._blanks = ""
         self.parts.append(CallBegun(index, self._new_call_id(), name))
         return index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 # A format, what its templates hold, and what those of others hold that look alike. The first that fits.
 _SIGNS = (
@@ -14,6 +15,15 @@ _SIGNS = (
     ("hermes", r"<tool_call>", r"<function=|<arg_key>"),
 )
 _REASONING_SIGNS = (("mistral", r"\[THINK\]"), ("think", r"</?think>"))
+
+
+def parsers_of(templates: Mapping[str, str]) -> dict[str, str]:
+    """Of a model's templates by name: what `ModelInfo` tells."""
+    template = templates.get("tool_use") or templates.get("default") or ""
+    return {
+        "tool_parser": tool_format_of(template),
+        "reasoning_parser": reasoning_format_of(template),
+    }
 
 
 def tool_format_of(template: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from random import Random
 from typing import Any
 
 from http_door.tools.bracketed import JSON, stream_bracketed
@@ -18,6 +17,7 @@ from http_door.tools.formats import Format, parser_of
 from http_door.tools.reader import Marks, Reader, Reading, ReadingParser
 from pdserve.grammar.lark import json_rule
 from pdserve.grammar.quoting import quoted_text
+from pdserve.ids import Random
 from pdserve.structure import Structure
 
 MAX_CALLS = 16  # that one answer makes: a model that may go on at times doesn't end
@@ -96,4 +96,8 @@ def _read(text: Reader, output: CallWriter, form: Form, names: Sequence[str]) ->
     if form.end:
         yield from text.take_mark(Marks(form.end))
     text.release()
-    yield from text.say_rest(output.content)
+    rest: list[str] = []
+    yield from text.say_rest(rest.append)
+    cut_off = "".join(rest)
+    if not any(mark.startswith(cut_off) for mark in (*heads, form.behind, form.then, form.begin, form.end)):
+        output.content(cut_off)

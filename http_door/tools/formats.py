@@ -5,13 +5,13 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from random import Random
 
 from http_door.tools.bare import read_llama3_json, read_pythonic
 from http_door.tools.calls import CallWriter
 from http_door.tools.gemma import read_gemma
 from http_door.tools.marked import read_hermes, read_mistral, read_phi4
 from http_door.tools.reader import Reader, Reading, ReadingParser
+from pdserve.ids import Random
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -42,19 +42,33 @@ FORMATS = {
 }
 
 
-def tool_parser(style: Format, names: Collection[str], rng: Random) -> ReadingParser:
-    """A parser of one text. names: of the tools that were given; rng: draws the calls' ids."""
-    return parser_of(style, lambda text, output: style.read(text, output, names), rng)
+def tool_parser(
+    style: Format, names: Collection[str], rng: Random, *, most_calls: int | None = None
+) -> ReadingParser:
+    """A parser of one text.
+
+    names       of the tools that were given
+    rng         draws the calls' ids
+    most_calls  those behind them are passed over; None = any number
+    """
+    return parser_of(style, lambda text, output: style.read(text, output, names), rng, most_calls)
 
 
 def parser_of(
-    style: Format, read: Callable[[Reader, CallWriter], Reading[None]], rng: Random
+    style: Format,
+    read: Callable[[Reader, CallWriter], Reading[None]],
+    rng: Random,
+    most_calls: int | None = None,
 ) -> ReadingParser:
     """A parser that reads in this way and makes ids as the format wants them."""
     prefix, size = style.call_id
     reader = Reader()
-    output = CallWriter(lambda: prefix + "".join(rng.choices(_ALPHANUMERIC, k=size)))
+    output = CallWriter(lambda: prefix + _drawn(rng, size), most_calls)
     return ReadingParser(reader, _read_all(read(reader, output), output), output.parts)
+
+
+def _drawn(rng: Random, size: int) -> str:
+    return "".join(_ALPHANUMERIC[int(rng.random() * len(_ALPHANUMERIC))] for _ in range(size))
 
 
 def _read_all(reading: Reading[None], output: CallWriter) -> Reading[None]:

@@ -23,7 +23,9 @@ WORKER = {
     "engine": "engine.kind",
     "insecure": "cluster.insecure",
 }
+_PARSERS = {"tool-parser": "http.tool_parser", "reasoning-parser": "http.reasoning_parser"}
 ROUTER = {
+    **_PARSERS,
     "listen": "router.listen",
     "workers-listen": "router.workers_listen",
     "http-listen": "http.listen",
@@ -31,9 +33,9 @@ ROUTER = {
     "id": "router.id",
     "insecure": "cluster.insecure",
 }
-GATEWAY = {"listen": "http.listen", "insecure": "cluster.insecure"}
+GATEWAY = {"listen": "http.listen", "insecure": "cluster.insecure", **_PARSERS}
 UP = {name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")} | {
-    name: ROUTER[name] for name in ("listen", "workers-listen", "http-listen")
+    name: ROUTER[name] for name in ("listen", "workers-listen", "http-listen", *_PARSERS)
 }
 UP |= {"ttft-target": "scaling.ttft_target_s", "itl-target": "scaling.itl_target_s"}
 

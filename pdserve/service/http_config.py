@@ -12,6 +12,9 @@ from pdserve.service.settings import ConfigError, check_fields
 
 _LIBRARIES = ("starlette", "uvicorn", "httptools")
 
+TOOL_PARSERS = ("gemma", "hermes", "llama3_json", "mistral", "phi4", "pythonic")
+REASONING_PARSERS = ("mistral", "think")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
@@ -27,6 +30,17 @@ class HttpConfig:
     )
     unknown_fields: str = setting(
         "ignore", "what happens to fields of a request that nobody knows", choices=("ignore", "refuse")
+    )
+
+    tool_parser: str = setting(
+        "auto",
+        "how the model writes tool calls; auto = by its chat template",
+        choices=("auto", "none", *TOOL_PARSERS),
+    )
+    reasoning_parser: str = setting(
+        "auto",
+        "how it writes to itself before it answers; auto = by its chat template",
+        choices=("auto", "none", *REASONING_PARSERS),
     )
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from pdserve.errors import InvalidRequest
 from pdserve.grammar.compiler import compile_structure
 from pdserve.grammar.vocabulary import GrammarVocabulary
 from pdserve.token_matcher import TokenMatcher
-from tests.unit.http_door.taking_apart import apart
+from tests.unit.http_door.taking_apart import Apart, apart
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "get": {
@@ -94,6 +94,8 @@ def test_a_call_that_was_cut_off_stays_so() -> None:
         return forced_parser(form_of("mistral"), FORMATS["mistral"], ("f",), Random(1))
 
     assert apart(make, '[{"name": "f", "arguments": {"city": "Pa').calls == (("f", '{"city": "Pa'),)
+    assert apart(make, '[{"na') == Apart("", "", ())
+    assert apart(make, '[{"name": "f", "arguments": {}}, {"n') == Apart("", "", (("f", "{}"),))
 
 
 def test_no_more_than_what_a_function_names() -> None:

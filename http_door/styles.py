@@ -1,0 +1,58 @@
+"""How a model's text is taken apart: by what the operator says, else by its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from http_door.reasoning.think import REASONING, reasoning_parser
+from http_door.tools.choice import ToolChoice
+from http_door.tools.formats import FORMATS
+from http_door.tools.port import Chained, OutputParser, PlainText
+from pdserve.ids import Random
+from pdserve.service.http_config import HttpConfig
+from pdserve.status import ModelInfo
+
+PROMPT_END_IDS = 16  # of a prompt: enough for the marks that a template ends it with
+
+
+@dataclass(frozen=True, slots=True)
+class Styles:
+    """Names of FORMATS and of REASONING; "" = nothing is looked for."""
+
+    tools: str = ""
+    reasoning: str = ""
+
+
+def needs_model(config: HttpConfig) -> bool:
+    """Whether the styles follow from the model."""
+    return "auto" in (config.tool_parser, config.reasoning_parser)
+
+
+def styles_of(config: HttpConfig, model: ModelInfo | None) -> Styles:
+    """model: None where `needs_model` says no."""
+    found = ("", "") if model is None else (model.tool_parser, model.reasoning_parser)
+    return Styles(
+        _chosen(config.tool_parser, found[0], FORMATS), _chosen(config.reasoning_parser, found[1], REASONING)
+    )
+
+
+def _chosen(setting: str, found: str, known: Container[str]) -> str:
+    """A router of a later version may name what isn't known here."""
+    name = found if setting == "auto" else setting
+    return name if name in known else ""
+
+
+def looks_for_reasoning(styles: Styles, *, has_structure: bool) -> bool:
+    """Where the text must have a structure, the model can't write the marks."""
+    return bool(styles.reasoning) and not has_structure
+
+
+def output_parser(styles: Styles, choice: ToolChoice, random: Random, prompt_end: str | None) -> OutputParser:
+    """For one choice of one request. prompt_end: text of the prompt's last ids; None = no reasoning is looked for."""
+    tools = choice.parser(random)
+    if prompt_end is None:
+        return tools or PlainText()
+    marks = REASONING[styles.reasoning]
+    reasoning = reasoning_parser(marks, is_open=marks.are_open_in(prompt_end))
+    return reasoning if tools is None else Chained(reasoning, tools)
