@@ -154,8 +154,10 @@ class SimWorker:
 
     def _make_memory(self, num_bytes: int) -> FakeDevice:
         """Links that are posted, or over CUDA IPC, are those between devices."""
-        if self._cluster.delays.kind in (WireKind.POSTED, WireKind.NCCL, WireKind.CUDA_IPC):
-            return DeviceMemory(num_bytes, self._cluster.device_checksums)
+        kind = self._cluster.delays.kind
+        if kind in (WireKind.POSTED, WireKind.NCCL, WireKind.CUDA_IPC):
+            device = "cpu" if kind is WireKind.POSTED else "device:0"
+            return DeviceMemory(num_bytes, self._cluster.device_checksums, device)
         return HostMemory(num_bytes)
 
     def _on_exit(self, code: int) -> None:

@@ -14,12 +14,14 @@ _MAX_STAGED = 64
 
 class DeviceMemory:
     """Memory of a device. Only what runs there (the engine, copies, sends and receives) may use `bytes`; the links
-    know spans. checksums: of the kinds that the device computes."""
+    know spans. checksums: of the kinds that the device computes. device: "cpu" = what it is told to be, so that the
+    stream is offered for it, which posted links take the place of."""
 
-    device = "device:0"
-
-    def __init__(self, num_bytes: int, checksums: tuple[str, ...] = (XXH3_64,)) -> None:
+    def __init__(
+        self, num_bytes: int, checksums: tuple[str, ...] = (XXH3_64,), device: str = "device:0"
+    ) -> None:
         self.num_bytes = num_bytes
+        self.device = device
         self.checksums = checksums
         self.bytes = memoryview(bytearray(num_bytes))
 
