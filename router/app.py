@@ -105,7 +105,12 @@ class RouterApp:
         self._clock = clock
         self._random = random
         self.operators = Operators(self.fleet, ScalingNotes(self.metrics.registry, clock))
-        placer = Placer(self.fleet, clock, random, remote_prefill_tokens=config.router.remote_prefill_tokens)
+        placer = Placer(
+            self.fleet.topology,
+            clock,
+            random,
+            remote_prefill_tokens=config.router.remote_prefill_tokens,
+        )
         self.admission = Admission(
             config.router, config.timeouts.worker_wait_s, self.fleet, placer, clock, self.metrics
         )

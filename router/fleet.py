@@ -85,7 +85,7 @@ class Fleet:
     @property
     def members(self) -> Sequence[Member]:
         """Those that are here, by time of joining."""
-        return tuple(self._members.values())
+        return self.topology.members
 
     @property
     def limits(self) -> Limits:

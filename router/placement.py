@@ -14,17 +14,15 @@ from typing import NamedTuple
 from pdserve.clock import Clock
 from pdserve.ids import Random
 from router.attempt_need import Need
+from router.candidates import Candidates
 from router.explain import CHOSEN, Verdict
-from router.fleet import Fleet
 from router.member import Member
 from router.priors import CostParameters, Priors
 from router.scoring import Cost, Scoring, num_running
+from router.topology import Topology
 
 ABOUT = 0.1  # of the best score: estimates aren't better than that …
 ABOUT_S = 0.0005  # … nor than that …
-# Requests that a decode worker is asked to grant at a time, so that it always has the next one. More would only stand
-# in its list instead of the router's queue, or be refused and asked again.
-MOST_ASKING = 32
 CHANCE = 2.0  # … nor than so many standard errors of what was observed
 
 
@@ -88,37 +86,26 @@ class Placer:
 
     def __init__(
         self,
-        fleet: Fleet,
+        topology: Topology,
         clock: Clock,
         random: Random,
         *,
         remote_prefill_tokens: int = 0,
         parameters: CostParameters | None = None,
     ) -> None:
-        self._fleet = fleet
+        self._topology = topology
         self._clock = clock
         self._random = random
-        self._remote_prefill_tokens = remote_prefill_tokens
+        self._candidates = Candidates(topology, random, remote_prefill_tokens)
         self.priors = Priors(parameters if parameters is not None else CostParameters())
 
     def place(self, need: Need) -> Placement | NotNow:
         """Choose for one attempt; books nothing."""
         scoring = self._scoring(need)
-        fallen: list[Verdict] = []
-        own_fault = False
-        possible: list[_Candidate] = []
-        pairs = self._fleet.topology.usable_pairs()
-        candidates = [*pairs, *((None, member) for member in self._fleet.topology.usable_alone())]
-        for prefill, decode in candidates:
-            reason, own = self._why_not(need, prefill, decode, pairs_exist=bool(pairs))
-            if reason:
-                own_fault = own_fault or own
-                fallen.append(Verdict("" if prefill is None else prefill.id, decode.id, None, reason))
-            else:
-                possible.append(_Candidate(prefill, decode, _cost(scoring, prefill, decode)))
-        if not possible:
-            fits_nobody = bool(candidates) and not any(_holds(need, *each) for each in candidates)
-            return NotNow(not own_fault, fits_nobody, tuple(fallen))
+        looked = self._candidates.look(need)
+        if not looked.possible:
+            return NotNow(not looked.own_fault, looked.fits_nobody, tuple(looked.fallen))
+        possible = [_Candidate(*each, _cost(scoring, *each)) for each in looked.possible]
         chosen = self._pick(possible)
         verdicts = [
             Verdict(
@@ -137,7 +124,7 @@ class Placer:
             num_uncached=num_uncached,
             num_sent=scoring.num_sent(chosen.decode),
         )
-        return Placement(chosen.prefill, chosen.decode, chosen.cost, expected, (*verdicts, *fallen))
+        return Placement(chosen.prefill, chosen.decode, chosen.cost, expected, (*verdicts, *looked.fallen))
 
     def first_token_s(self, need: Need) -> float | None:
         """How long its first token would take if the best candidate took it at once, credit or not.
@@ -145,41 +132,15 @@ class Placer:
         None if there is no candidate, or nothing that the estimate could be based on.
         """
         scoring = self._scoring(need)
-        topology = self._fleet.topology
-        costs = [_cost(scoring, prefill, decode) for prefill, decode in topology.usable_pairs()]
-        costs += [scoring.local(decode) for decode in topology.usable_alone()]
+        costs = [_cost(scoring, *each) for each in self._candidates.all()]
         return (
             min((cost.ttft_s for cost in costs), default=None) if all(cost.known for cost in costs) else None
         )
 
     def _scoring(self, need: Need) -> Scoring:
         now_s = self._clock.now_s()
-        self.priors.look(self._fleet.members, now_s)
+        self.priors.look(self._topology.members, now_s)
         return Scoring(need, self.priors, now_s)
-
-    def _why_not(
-        self, need: Need, prefill: Member | None, decode: Member, *, pairs_exist: bool
-    ) -> tuple[str, bool]:
-        """Why this candidate can't be taken, "" if it can; and whether that is for this request only."""
-        if need.only is not None and need.only != ("" if prefill is None else prefill.id, decode.id):
-            return f"only {need.only[0]} > {need.only[1]} is asked for", True
-        for member in (prefill, decode):
-            if member is None:
-                continue
-            if member.refusing:
-                return f"{member.id} refused, no load report since", False
-            if member.doubted:
-                return f"{member.id} was lost by a decode worker, no load report since", False
-            if need.max_total_tokens > member.hello.window_tokens:
-                return f"{member.id} has a window of {member.hello.window_tokens} tokens", True
-        if len(decode.asking) >= MOST_ASKING:
-            return f"{len(decode.asking)} wait for a grant of {decode.id}", False
-        if prefill is not None:
-            return (f"no credit of {prefill.id}", False) if prefill.credit.available <= 0 else ("", False)
-        uncached = need.num_uncached_tokens(decode)
-        if pairs_exist and 0 < self._remote_prefill_tokens <= uncached:
-            return f"{uncached} tokens to prefill: for a prefill worker", True
-        return "", False
 
     def _pick(self, possible: list[_Candidate]) -> _Candidate:
         now_s = self._clock.now_s()
@@ -216,12 +177,6 @@ def _cost(scoring: Scoring, prefill: Member | None, decode: Member) -> Cost:
     if prefill is None:
         return scoring.local(decode)
     return scoring.pair(prefill, decode, prefill.pairs[decode.id])
-
-
-def _holds(need: Need, prefill: Member | None, decode: Member) -> bool:
-    """Whether the request fits their windows."""
-    members = (decode,) if prefill is None else (prefill, decode)
-    return all(need.max_total_tokens <= member.hello.window_tokens for member in members)
 
 
 def _about_as_good(cost: Cost, best: Cost) -> bool:

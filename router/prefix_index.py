@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from pdserve.block_messages import BlockEvents
 
@@ -27,14 +28,13 @@ class PrefixIndex:
         """Whether these are the hashes that it knows; for tests and simulations."""
         return self._hashes.keys() == dict.fromkeys(hashes).keys()
 
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether it knows this one."""
+        return block_hash in self._hashes
+
     def num_hits(self, hashes: Sequence[bytes]) -> int:
         """How many leading blocks of a chain the worker holds, or probably holds."""
-        hits = 0
-        for block_hash in hashes:
-            if block_hash not in self._hashes:
-                break
-            hits += 1
-        return hits
+        return len(list(takewhile(self._hashes.__contains__, hashes)))
 
     def sent(self, hashes: Sequence[bytes]) -> None:
         """The worker has computed, or been handed, these leading blocks of one sequence. Only before it tells."""

@@ -39,6 +39,7 @@ class Scoring:
         self._now_s = now_s
         self._computing: dict[Member, tuple[float, float, float, float]] = {}
         self._decoding: dict[Member, float] = {}
+        self._sent: dict[Member, int] = {}
 
     def pair(self, prefill: Member, decode: Member, record: PairRecord) -> Cost:
         """Queue and prefill there, the way between, the decode worker's load."""
@@ -89,7 +90,9 @@ class Scoring:
 
     def num_sent(self, decode: Member) -> int:
         """Tokens whose KV would be sent to it."""
-        return self._need.num_tokens - self._need.num_cached_tokens(decode)
+        if decode not in self._sent:
+            self._sent[decode] = self._need.num_tokens - self._need.num_cached_tokens(decode)
+        return self._sent[decode]
 
     def _remote_prefill(self, member: Member) -> tuple[float, float, float, float]:
         """Queue, prefill and trip, and how far they may be off."""

@@ -20,17 +20,36 @@ class Topology:
         self._members = members
         self._allow_local_prefill = allow_local_prefill
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All of them, in the order in which they joined."""
+        return tuple(self._members.values())
+
+    @property
+    def num_links(self) -> int:
+        """Pairs that may be up: at least as many as are."""
+        return sum(len(member.pairs) for member in self._members.values())
+
+    def usable_prefills(self) -> list[Member]:
+        """Prefill workers that take work."""
+        return [member for member in self._members.values() if member.prefills and member.usable]
+
+    def usable_decodes(self) -> list[Member]:
+        """Workers that decode and take work."""
+        return [member for member in self._members.values() if member.decodes and member.usable]
+
+    def linked(self, prefill: Member) -> list[Member]:
+        """Decode workers that take work and whose pair with this prefill worker is up."""
+        linked = []
+        for record in prefill.pairs.values():
+            decode = self._members.get(record.decode.id)
+            if record.up and decode is not None and decode.ref == record.decode and decode.usable:
+                linked.append(decode)
+        return linked
+
     def usable_pairs(self) -> list[tuple[Member, Member]]:
         """(prefill, decode) pairs that are up between workers that take work."""
-        pairs: list[tuple[Member, Member]] = []
-        for prefill in self._members.values():
-            if not prefill.prefills or not prefill.usable:
-                continue
-            for record in prefill.pairs.values():
-                decode = self._members.get(record.decode.id)
-                if record.up and decode is not None and decode.ref == record.decode and decode.usable:
-                    pairs.append((prefill, decode))
-        return pairs
+        return [(prefill, decode) for prefill in self.usable_prefills() for decode in self.linked(prefill)]
 
     def usable_alone(self) -> list[Member]:
         """Workers that may prefill for themselves."""

@@ -14,7 +14,7 @@ from pdserve.messages import (
     Waiting,
 )
 from pdserve.sampling import FinishReason
-from router.placement import MOST_ASKING
+from router.candidates import MOST_ASKING
 from tests.unit.router.conversation import A, B, C, D, until_prefill, until_running
 from tests.unit.router.scripted import Cluster, load, virtual
 
