@@ -44,7 +44,7 @@ class Looked:
     fits_nobody: bool
 
 
-class Candidates:
+class CandidateFinder:
     """Event-loop thread only. remote_prefill_tokens: see placement.py."""
 
     def __init__(self, topology: Topology, random: Random, remote_prefill_tokens: int) -> None:

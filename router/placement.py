@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pdserve.clock import Clock
 from pdserve.ids import Random
 from router.attempt_need import Need
-from router.candidates import Candidates
+from router.candidates import CandidateFinder
 from router.explain import CHOSEN, Verdict
 from router.member import Member
 from router.priors import CostParameters, Priors
@@ -96,13 +96,13 @@ class Placer:
         self._topology = topology
         self._clock = clock
         self._random = random
-        self._candidates = Candidates(topology, random, remote_prefill_tokens)
+        self._finder = CandidateFinder(topology, random, remote_prefill_tokens)
         self.priors = Priors(parameters if parameters is not None else CostParameters())
 
     def place(self, need: Need) -> Placement | NotNow:
         """Choose for one attempt; books nothing."""
         scoring = self._scoring(need)
-        looked = self._candidates.look(need)
+        looked = self._finder.look(need)
         if not looked.possible:
             return NotNow(not looked.own_fault, looked.fits_nobody, tuple(looked.fallen))
         possible = [_Candidate(*each, _cost(scoring, *each)) for each in looked.possible]
@@ -132,7 +132,7 @@ class Placer:
         None if there is no candidate, or nothing that the estimate could be based on.
         """
         scoring = self._scoring(need)
-        costs = [_cost(scoring, *each) for each in self._candidates.all()]
+        costs = [_cost(scoring, *each) for each in self._finder.all()]
         return (
             min((cost.ttft_s for cost in costs), default=None) if all(cost.known for cost in costs) else None
         )
