@@ -194,6 +194,7 @@ class Hello:
     """Who joins: identity, role, addresses, and all that must fit between two workers of a pair.
 
     wire  the version that the sender speaks; None = 1.0, which didn't say it. timeouts: seconds by name
+    nccl_library  version and file of what this process has loaded; "" = none
     """
 
     worker: WorkerRef
@@ -220,6 +221,7 @@ class Hello:
     tp_rank: int = 0
     tp_size: int = 1
     timeouts: Mapping[str, float] = field(default_factory=dict)
+    nccl_library: str = ""
 
     def check(self) -> None:
         """Raises InvalidRequest."""

@@ -37,6 +37,7 @@ class WorkerStatus:
     state     "up", "hung" (it lives, but its engine doesn't step) or "draining"
     wire      the version of sessions that it speaks
     timeouts  its own, seconds by their names in the configuration; empty: an older worker, which doesn't tell them
+    nccl_library  version and file of what it has loaded; "" = none, or an older worker or router, which doesn't tell
     prefill_tokens_per_s, step_s, slowest_step_s  as in Load; 0 = not known yet, or an older router, which doesn't tell
     """
 
@@ -59,6 +60,7 @@ class WorkerStatus:
     prefill_tokens_per_s: NotNegative = 0.0
     step_s: NotNegative = 0.0
     slowest_step_s: NotNegative = 0.0
+    nccl_library: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,4 +154,5 @@ def _worker(member: Member) -> WorkerStatus:
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         step_s=load.step_s,
         slowest_step_s=load.slowest_step_s,
+        nccl_library=member.hello.nccl_library,
     )

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from kv_transfer.frames import UNIQUE_ID_BYTES
 from kv_transfer.transports.nccl_port import nccl_failed
@@ -75,6 +75,15 @@ class NcclLibrary:
     path: str
     version: tuple[int, int, int]
 
+    @classmethod
+    def at(cls, path: str) -> Self:
+        """What is there, or what the system's loader finds by that name. Raises OSError."""
+        handle = ctypes.CDLL(path)
+        number = ctypes.c_int()
+        handle.ncclGetVersion(ctypes.byref(number))
+        version = number.value // 10_000, number.value // 100 % 100, number.value % 100
+        return cls(handle, loaded_paths()[0], version)
+
     def __str__(self) -> str:
         return f"NCCL {'.'.join(map(str, self.version))} ({self.path})"
 
@@ -85,21 +94,26 @@ def loaded_paths() -> list[str]:
     return sorted({line.split(maxsplit=5)[5] for line in lines if "/libnccl.so" in line})
 
 
+def describe_loaded(loaded: Callable[[], list[str]] = loaded_paths) -> str:
+    """For `pdserve doctor`: version and file; "several: " and all files, which is wrong; "" = none."""
+    paths = loaded()
+    if len(paths) > 1:
+        return "several: " + ", ".join(paths)
+    return str(NcclLibrary.at(paths[0])) if paths else ""
+
+
 def load_nccl() -> NcclLibrary:
     """Load it, unless something else has. Raises Incompatible: none, two of them, or too old a one."""
     loaded = loaded_paths()
     if len(loaded) > 1:
         raise Incompatible("two NCCL libraries in one process", loaded=", ".join(loaded))
     try:
-        handle = ctypes.CDLL(loaded[0] if loaded else _installed_path())
+        library = NcclLibrary.at(loaded[0] if loaded else _installed_path())
     except OSError as error:
         raise Incompatible("NCCL can't be loaded; pip install 'pdserve[cuda12]'", said=error) from error
-    number = ctypes.c_int()
-    handle.ncclGetVersion(ctypes.byref(number))
-    version = number.value // 10_000, number.value // 100 % 100, number.value % 100
-    if version < LEAST_VERSION:
-        raise Incompatible("NCCL is too old", found=version, least=LEAST_VERSION, path=loaded_paths())
-    return NcclLibrary(handle, loaded_paths()[0], version)
+    if library.version < LEAST_VERSION:
+        raise Incompatible("NCCL is too old", found=library.version, least=LEAST_VERSION, path=library.path)
+    return library
 
 
 def _installed_path() -> str:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Looks at a running cluster as an operator does. Over every pair it moves real blocks twice, of a short prompt for the
 latency and of a long one for the bandwidth: drawn ids, computed on the prefill worker and handed over with the same
-checksums as any request's. Then it compares the processes: states, wire versions, numerics, and the order of the
-time-outs across them. One line a check; exit code 1 if one fails.
+checksums as any request's. Then it compares the processes: states, wire versions, numerics, NCCL libraries and their
+files, and the order of the time-outs across them. One line a check; exit code 1 if one fails.
 """
 _OK, _NOTE, _BAD = "ok", "note", "FAIL"
 
@@ -106,7 +106,17 @@ def compare(status: ClusterStatus) -> Iterable[Finding]:
             yield Finding(_NOTE, worker.id, f"{worker.blocks.quarantined} blocks are quarantined")
     yield _same("wire version", {worker.id: worker.wire or "not told" for worker in status.workers})
     yield _same("numerics", {worker.id: worker.numerics for worker in status.workers})
+    yield from _nccl({worker.id: worker.nccl_library for worker in status.workers if worker.nccl_library})
     yield from _timeouts(status)
+
+
+def _nccl(by_worker: Mapping[str, str]) -> Iterable[Finding]:
+    """Communicators of one library are unknown to another in the same process."""
+    for worker, library in by_worker.items():
+        if library.startswith("several"):
+            yield Finding(_BAD, worker, f"more than one NCCL library in a process; {library}")
+    if by_worker:
+        yield _same("NCCL", by_worker)
 
 
 def _roles(status: ClusterStatus) -> Iterable[Finding]:

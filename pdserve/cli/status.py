@@ -91,6 +91,7 @@ def _worker_to_json(worker: WorkerStatus) -> dict[str, Any]:
         },
         "metrics": worker.metrics_address,
         "numerics": worker.numerics,
+        "nccl_library": worker.nccl_library,
         "steps": worker.num_steps,
     }
 

@@ -52,6 +52,7 @@ class WorkerPorts:
     energy      of what the model computes on; None = the machine can't tell
     tracer      takes the spans of sampled requests
     count_devices  what links have of the worker's device
+    nccl_library  version and file of what is loaded now; "" = none
     sleep       between heartbeats; a simulated process that is stopped doesn't return from it
     """
 
@@ -68,6 +69,7 @@ class WorkerPorts:
     energy: EnergyMeter | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
     count_devices: Callable[[], DeviceCounts] = DeviceCounts
+    nccl_library: Callable[[], str] = str
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 

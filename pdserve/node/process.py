@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from kv_transfer.transports.libnccl import describe_loaded
 from kv_transfer.transports.nccl import NcclNetwork
 from kv_transfer.transports.stream import StreamNetwork
 from kv_transfer.transports.stream_tls import LinkTls
@@ -254,6 +255,7 @@ def _real_ports(
         background=ThreadBackground("structures"),
         prove=prove,
         count_devices=devices.counts,
+        nccl_library=describe_loaded,
         energy=find_energy_meter(clock, setup.model.runner.card.gpus),
         tracer=tracer,
     )

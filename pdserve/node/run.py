@@ -106,6 +106,7 @@ class RoleRun:
         self._setup = setup
         self._sleep = ports.sleep
         self._count_devices = ports.count_devices
+        self._nccl_library = ports.nccl_library
         self._clock = ports.clock
         self._gauges = gauges
         self._role_generation = role_generation
@@ -241,6 +242,7 @@ class RoleRun:
             draining=self._draining,
             wire=announced(setup.config.cluster.wire_minor),
             timeouts=setup.config.timeouts.seconds,
+            nccl_library=self._nccl_library(),
         )
 
     # --- its life

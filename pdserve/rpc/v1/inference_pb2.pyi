@@ -1449,6 +1449,7 @@ class WorkerStatus(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     STEP_S_FIELD_NUMBER: _builtins.int
     SLOWEST_STEP_S_FIELD_NUMBER: _builtins.int
+    NCCL_LIBRARY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _builtins.str
     epoch: _builtins.str
@@ -1471,6 +1472,8 @@ class WorkerStatus(_message.Message):
     """mean"""
     slowest_step_s: _builtins.float
     """of the last 256"""
+    nccl_library: _builtins.str
+    """version and file of what it has loaded; empty = none, or not told"""
     @_builtins.property
     def blocks(self) -> Global___BlockCounts: ...
     @_builtins.property
@@ -1499,10 +1502,11 @@ class WorkerStatus(_message.Message):
         prefill_tokens_per_s: _builtins.float = ...,
         step_s: _builtins.float = ...,
         slowest_step_s: _builtins.float = ...,
+        nccl_library: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "epoch", b"epoch", "id", b"id", "metrics_address", b"metrics_address", "num_cache_hit_tokens", b"num_cache_hit_tokens", "num_cache_query_tokens", b"num_cache_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "numerics", b"numerics", "prefill_tokens_per_s", b"prefill_tokens_per_s", "role", b"role", "role_generation", b"role_generation", "slowest_step_s", b"slowest_step_s", "state", b"state", "step_s", b"step_s", "timeouts", b"timeouts", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "epoch", b"epoch", "id", b"id", "metrics_address", b"metrics_address", "nccl_library", b"nccl_library", "num_cache_hit_tokens", b"num_cache_hit_tokens", "num_cache_query_tokens", b"num_cache_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "numerics", b"numerics", "prefill_tokens_per_s", b"prefill_tokens_per_s", "role", b"role", "role_generation", b"role_generation", "slowest_step_s", b"slowest_step_s", "state", b"state", "step_s", b"step_s", "timeouts", b"timeouts", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

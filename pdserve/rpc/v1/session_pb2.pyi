@@ -692,6 +692,7 @@ class Hello(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
     TIMEOUTS_FIELD_NUMBER: _builtins.int
+    NCCL_LIBRARY_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     role_generation: _builtins.int
     model: _builtins.str
@@ -713,6 +714,8 @@ class Hello(_message.Message):
     vocab_size: _builtins.int
     host_id: _builtins.str
     draining: _builtins.bool
+    nccl_library: _builtins.str
+    """version and file of what it has loaded; empty = none"""
     @_builtins.property
     def worker(self) -> Global___WorkerRef: ...
     @_builtins.property
@@ -754,10 +757,11 @@ class Hello(_message.Message):
         draining: _builtins.bool = ...,
         wire: Global___WireVersion | None = ...,
         timeouts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        nccl_library: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wire", b"wire", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_seed", b"cache_seed", "deterministic", b"deterministic", "draining", b"draining", "eos_token_ids", b"eos_token_ids", "host_id", b"host_id", "kv_addresses", b"kv_addresses", "kv_layout_json", b"kv_layout_json", "metrics_address", b"metrics_address", "model", b"model", "num_blocks", b"num_blocks", "numerics", b"numerics", "role", b"role", "role_generation", b"role_generation", "timeouts", b"timeouts", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tp_rank", b"tp_rank", "tp_size", b"tp_size", "transports", b"transports", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "window_tokens", b"window_tokens", "wire", b"wire", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_seed", b"cache_seed", "deterministic", b"deterministic", "draining", b"draining", "eos_token_ids", b"eos_token_ids", "host_id", b"host_id", "kv_addresses", b"kv_addresses", "kv_layout_json", b"kv_layout_json", "metrics_address", b"metrics_address", "model", b"model", "nccl_library", b"nccl_library", "num_blocks", b"num_blocks", "numerics", b"numerics", "role", b"role", "role_generation", b"role_generation", "timeouts", b"timeouts", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tp_rank", b"tp_rank", "tp_size", b"tp_size", "transports", b"transports", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "window_tokens", b"window_tokens", "wire", b"wire", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

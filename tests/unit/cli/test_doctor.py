@@ -136,3 +136,14 @@ def test_sizes_that_are_refused(flags: tuple[str, str], capsys: pytest.CaptureFi
 
 def _probes(router: ScriptedRouter) -> list[admin_pb2.ProbePairRequest]:
     return [each for each in router.orders if isinstance(each, admin_pb2.ProbePairRequest)]
+
+
+def test_nccl_is_named_with_its_file_and_several_in_one_process_are_wrong() -> None:
+    first, second = SOUND.workers
+    one = "NCCL 2.27.3 (/venv/nvidia/nccl/lib/libnccl.so.2)"
+    alike = replace(SOUND, workers=(replace(first, nccl_library=one), replace(second, nccl_library=one)))
+    assert f"ok NCCL: {one} everywhere" in lines(alike)
+    both = replace(first, nccl_library="several: /a/libnccl.so.2, /b/libnccl.so.2")
+    [wrong] = [line for line in lines(replace(SOUND, workers=(both, second))) if line.startswith("FAIL")]
+    assert "p0: more than one NCCL library" in wrong and "/a/libnccl.so.2, /b/libnccl.so.2" in wrong
+    assert not [line for line in lines(SOUND) if "NCCL" in line]

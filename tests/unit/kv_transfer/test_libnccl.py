@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.transports.cuda_driver import CudaDriver
-from kv_transfer.transports.libnccl import LEAST_VERSION, LibNccl, load_nccl, loaded_paths
+from kv_transfer.transports.libnccl import LEAST_VERSION, LibNccl, describe_loaded, load_nccl, loaded_paths
 from kv_transfer.transports.nccl_port import RECEIVER_RANK
 from pdserve.errors import Incompatible, WorkerLost
 from pdserve.kv_memory import ByteSpan
@@ -54,6 +54,14 @@ def _at_once(call: Callable[[], None]) -> None:
 @pytest.fixture
 def nccl() -> LibNccl:
     return LibNccl(load_nccl(), _NoDevice(), address=_nowhere, run_beside=_at_once)
+
+
+def test_what_doctor_is_told() -> None:
+    assert describe_loaded(list) == ""
+    assert (
+        describe_loaded(lambda: ["/a/libnccl.so.2", "/b/libnccl.so.2"])
+        == "several: /a/libnccl.so.2, /b/libnccl.so.2"
+    )
 
 
 @installed
