@@ -117,7 +117,6 @@ def _ranked(logprobs: TokenLogprobs, token_id: int, spelled: TokenBytes) -> Json
     rows: dict[int, Json] = {}
     for rank, (top_id, logprob) in enumerate(logprobs.top, 1):
         rows[top_id] = {"logprob": logprob, "rank": rank, "decoded_token": shown(spelled[top_id])}
-    rows.setdefault(
-        token_id, {"logprob": logprobs.logprob, "rank": None, "decoded_token": shown(spelled[token_id])}
-    )
+    own = rows.setdefault(token_id, {"rank": None, "decoded_token": shown(spelled[token_id])})
+    own["logprob"] = logprobs.logprob
     return {str(each): row for each, row in rows.items()}

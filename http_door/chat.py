@@ -21,7 +21,7 @@ from http_door.answer import (
 )
 from http_door.chat_message import ChatMessageParts, delta_of
 from http_door.errors import refused_field
-from http_door.fields import TextFields, is_given
+from http_door.fields import NOT_GIVEN, TextFields, is_given
 from http_door.styles import PROMPT_END_IDS, looks_for_reasoning, output_parser
 from http_door.tools.choice import chat_choice, chat_functions, read_choice
 from http_door.tools.port import OutputParser, Parsed, PlainText
@@ -61,12 +61,12 @@ class ChatFields(TextFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: str | None = None
     modalities: list[str] | None = None
-    audio: msgspec.Raw | None = None
-    prediction: msgspec.Raw | None = None
-    web_search_options: msgspec.Raw | None = None
-    functions: msgspec.Raw | None = None
-    function_call: msgspec.Raw | None = None
-    mm_processor_kwargs: msgspec.Raw | None = None
+    audio: msgspec.Raw = NOT_GIVEN
+    prediction: msgspec.Raw = NOT_GIVEN
+    web_search_options: msgspec.Raw = NOT_GIVEN
+    functions: msgspec.Raw = NOT_GIVEN
+    function_call: msgspec.Raw = NOT_GIVEN
+    mm_processor_kwargs: msgspec.Raw = NOT_GIVEN
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from http_door.answer import (
     shown,
 )
 from http_door.errors import refused_field
-from http_door.fields import TextFields
+from http_door.fields import NOT_GIVEN, TextFields, is_given
 from pdserve.request import Event, Finished, GenerateRequest, Input, Prompt, Started, Tokens
 from pdserve.sampling import TokenLogprobs
 
@@ -36,7 +36,7 @@ class CompletionFields(TextFields, kw_only=True):
     suffix: str | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
-    prompt_embeds: msgspec.Raw | None = None
+    prompt_embeds: msgspec.Raw = NOT_GIVEN
 
 
 @dataclass(slots=True)
@@ -239,7 +239,7 @@ def _check(body: CompletionFields) -> None:
     body.check_supported()
     if body.suffix:
         raise refused_field("suffix", "suffix isn't supported: the model writes on, not in between")
-    if body.prompt_embeds is not None:
+    if is_given(body.prompt_embeds):
         raise refused_field("prompt_embeds", "prompt_embeds isn't supported: send text or token ids")
     if body.add_special_tokens is False:
         raise refused_field("add_special_tokens", "add_special_tokens false isn't supported: send token ids")

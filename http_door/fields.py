@@ -18,6 +18,7 @@ from pdserve.structure import Structure
 
 B = TypeVar("B", bound=msgspec.Struct)
 
+NOT_GIVEN = msgspec.Raw(b"null")
 Number = int | float
 # Sampling parameters that have the same name and the same meaning.
 _SAME = (
@@ -54,7 +55,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 class StructuredOutputs(msgspec.Struct, kw_only=True):
     """vLLM's: at most one of these."""
 
-    json: msgspec.Raw | None = None
+    json: msgspec.Raw = NOT_GIVEN
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -101,11 +102,11 @@ class TextFields(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     store: bool | None = None
     use_beam_search: bool | None = None
-    guided_json: msgspec.Raw | None = None
-    guided_regex: msgspec.Raw | None = None
-    guided_choice: msgspec.Raw | None = None
-    guided_grammar: msgspec.Raw | None = None
-    logits_processors: msgspec.Raw | None = None
+    guided_json: msgspec.Raw = NOT_GIVEN
+    guided_regex: msgspec.Raw = NOT_GIVEN
+    guided_choice: msgspec.Raw = NOT_GIVEN
+    guided_grammar: msgspec.Raw = NOT_GIVEN
+    logits_processors: msgspec.Raw = NOT_GIVEN
 
     def check_supported(self) -> None:
         """Raises HttpRefusal for what can't be had; to leave it out in silence would be another answer than asked."""
@@ -203,9 +204,9 @@ def _one_of(demanded: Structure | None, asked: Structure | None) -> Structure | 
     return demanded or asked
 
 
-def is_given(raw: msgspec.Raw | None) -> bool:
-    """Whether a field whose content nobody reads is there, and isn't null."""
-    return raw is not None and bytes(raw) != b"null"
+def is_given(raw: msgspec.Raw) -> bool:
+    """Whether a field whose content is read later, or never, is there and isn't null."""
+    return bytes(raw) != bytes(NOT_GIVEN)
 
 
 def read_body(body: bytes, kind: type[B], *, refuses_unknown: bool) -> B:
@@ -277,7 +278,7 @@ def _of_outputs(given: StructuredOutputs | None) -> Structure | None:
     if given is None:
         return None
     found = []
-    if given.json is not None and is_given(given.json):
+    if is_given(given.json):
         found.append(Structure.json_schema(_schema_text(given.json)))
     if given.regex is not None:
         found.append(Structure.regex(given.regex))
