@@ -37,7 +37,10 @@ class HttpAnswer(Protocol):
 
     requests  what is to be generated; choices of requests[i] are numbered behind those of requests[i - 1]
     streams   whether the answer comes in parts
+    ends_with_done  whether a stream's last line is [DONE]
     """
+
+    ends_with_done: bool
 
     @property
     def requests(self) -> Sequence[GenerateRequest]: ...
@@ -68,6 +71,7 @@ class UsageSum:
 
     prompts: dict[int, Usage] = field(default_factory=dict)
     num_completion_tokens: int = 0
+    num_reasoning_tokens: int = 0  # about: of events that said some
 
     def add_prompt(self, place: int, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Of requests[place], when it has started."""
@@ -86,6 +90,18 @@ class UsageSum:
             "prompt_tokens_details": {
                 "cached_tokens": sum(each.num_cached_tokens for each in self.prompts.values())
             },
+        }
+
+    @property
+    def of_response(self) -> Json:
+        """The same in /v1/responses."""
+        told = self.content
+        return {
+            "input_tokens": told["prompt_tokens"],
+            "input_tokens_details": told["prompt_tokens_details"],
+            "output_tokens": told["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
+            "total_tokens": told["total_tokens"],
         }
 
 

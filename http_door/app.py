@@ -28,6 +28,7 @@ from http_door.generating import COMMENT_S, give_stream, give_whole
 from http_door.looking import model_card, models, version
 from http_door.metrics import HttpMetrics
 from http_door.port import METADATA, Backend, Call, Purpose, Visit
+from http_door.responses import ResponseAnswer, ResponseFields
 from http_door.styles import Styles, needs_model, styles_of
 from http_door.texts import DetokenizeFields, TokenizeFields, detokenize, tokenize
 from pdserve.clock import Clock
@@ -221,6 +222,7 @@ def make_app(door: Door) -> Starlette:
 
     completions = _generate(CompletionFields, CompletionAnswer, takes_apart=False)
     chats = _generate(ChatFields, ChatAnswer, takes_apart=True)
+    responses = _generate(ResponseFields, ResponseAnswer, takes_apart=True)
     routes = [
         route(
             "/v1/completions",
@@ -234,6 +236,7 @@ def make_app(door: Door) -> Starlette:
             "POST",
             chats,
         ),
+        route("/v1/responses", Purpose.GENERATE, "POST", responses),
         route("/v1/models", Purpose.LOOK, "GET", _look(_models)),
         route("/v1/models/{name:path}", Purpose.LOOK, "GET", _look(_model_card)),
         route("/tokenize", Purpose.TEXT, "POST", _ask(TokenizeFields, tokenize)),

@@ -84,6 +84,8 @@ class _Choice:
 class ChatAnswer:
     """See HttpAnswer."""
 
+    ends_with_done = True
+
     def __init__(self, body: ChatFields, occasion: Occasion) -> None:
         _check(body)
         self._body = body
@@ -314,10 +316,15 @@ def _message(place: int, given: dict[str, Any]) -> ChatMessage:
             raise refused_field(f"{where}.content", f"{where}.content is missing")
         content = ""
     elif isinstance(content, list):
-        content = "\n".join(_text(f"{where}.content[{at}]", part) for at, part in enumerate(content))
+        content = joined_text(f"{where}.content", content)
     elif not isinstance(content, str):
         raise refused_field(f"{where}.content", f"{where}.content must be a text or a list of parts")
     return ChatMessage(role, content, _json(extra) if extra else "")
+
+
+def joined_text(where: str, parts: list[Any]) -> str:
+    """The text of a message's parts. Raises HttpRefusal for any that isn't text."""
+    return "\n".join(_text(f"{where}[{at}]", part) for at, part in enumerate(parts))
 
 
 def _text(where: str, part: Any) -> str:

@@ -78,6 +78,8 @@ class _Choice:
 class CompletionAnswer:
     """See HttpAnswer."""
 
+    ends_with_done = True
+
     def __init__(self, body: CompletionFields, occasion: Occasion) -> None:
         _check(body)
         self._body = body

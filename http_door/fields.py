@@ -160,7 +160,7 @@ class TextFields(msgspec.Struct, kw_only=True):
         given |= {name: None if (ids := getattr(self, name)) is None else tuple(ids) for name in _LISTS}
         given["include_stop"] = self.include_stop_str_in_output
         given["keep_special_tokens"] = keep_special_tokens or self.skip_special_tokens is False
-        given["structure"] = _one_of(structure, self.structure())
+        given["structure"] = only_one(structure, self.structure())
         given["top_k"] = 0 if self.top_k == -1 else self.top_k
         given["logit_bias"] = None if self.logit_bias is None else _bias(self.logit_bias)
         if self.stop is not None:
@@ -196,7 +196,8 @@ class TextFields(msgspec.Struct, kw_only=True):
         return found[0] if found else None
 
 
-def _one_of(demanded: Structure | None, asked: Structure | None) -> Structure | None:
+def only_one(demanded: Structure | None, asked: Structure | None) -> Structure | None:
+    """Of the structure of demanded calls and the one that is asked for. Raises HttpRefusal if there are both."""
     if demanded is not None and asked is not None:
         raise refused_field(
             "tool_choice", "demanded tool calls and a structure of the text exclude each other"

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 
 import msgspec
 
-from http_door.answer import HttpAnswer, TokenBytes
+from http_door.answer import HttpAnswer, Json, TokenBytes
 from http_door.connection import Connection
 from http_door.errors import reply_to
 from http_door.metrics import HttpMetrics
@@ -67,7 +67,8 @@ async def give_stream(
             # No [DONE]: whoever waits for it must not take this for a whole answer.
             await client.end(_line(reply_to(error).content))
             return
-        await client.end(b"".join([*(_line(part) for part in answer.end()), _DONE]))
+        done = _DONE if answer.ends_with_done else b""
+        await client.end(b"".join([*(_line(part) for part in answer.end()), done]))
 
 
 _Placed = tuple[int, Event]
@@ -90,8 +91,10 @@ async def _first(
             await asyncio.wait((coming,))  # else the generator would be closed while it runs
 
 
-def _line(part: object) -> bytes:
-    return b"data: " + _encode(part) + b"\n\n"
+def _line(part: Json) -> bytes:
+    """One event; it has a name where its content has a type."""
+    name = f"event: {part['type']}\n".encode() if "type" in part else b""
+    return name + b"data: " + _encode(part) + b"\n\n"
 
 
 async def _spelled(visit: Visit, wanted: Collection[int]) -> TokenBytes:

@@ -61,6 +61,43 @@ class ArgumentForm:
         return ""
 
 
+class NullForm:
+    """Whether a template takes null for the text of a message that only calls tools. Clients write it, or "".
+
+    render  as for ArgumentForm
+    """
+
+    def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
+        self._render = render
+        self._refuses_null: bool | None = None  # known once it was asked for
+
+    def apply(self, messages: Sequence[Message]) -> list[Message]:
+        """The same conversation, with "" for null where the template takes only that."""
+        if all(message.get("content", "") is not None for message in messages):
+            return list(messages)
+        if self._refuses_null is None:
+            self._refuses_null = not self._takes(None) and self._takes("")
+        if not self._refuses_null:
+            return list(messages)
+        return [
+            {**message, "content": ""} if message.get("content", "") is None else message
+            for message in messages
+        ]
+
+    def _takes(self, content: str | None) -> bool:
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
+        try:
+            self._render(
+                [
+                    {"role": "user", "content": "x"},
+                    {"role": "assistant", "content": content, "tool_calls": [call]},
+                ]
+            )
+        except InvalidRequest:
+            return False
+        return True
+
+
 def _is_plain(written: str) -> bool:
     """Whether a key came out as it went in: neither quoted again as JSON nor in Python's way."""
     return bool(written) and f'\\"{_NEEDLE}' not in written and f"'{_NEEDLE}'" not in written

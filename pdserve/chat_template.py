@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pdserve.chat_forms import ArgumentForm, with_reasoning_names
+from pdserve.chat_forms import ArgumentForm, NullForm, with_reasoning_names
 from pdserve.clock import Clock
 from pdserve.errors import InvalidRequest
 
@@ -37,6 +37,7 @@ class ChatTemplate:
         self._clock = clock
         self._broken: str | None = None
         self._arguments = ArgumentForm(self._render_plainly)
+        self._nulls = NullForm(self._render_plainly)
         environment = _environment(clock)
         try:
             self._template = environment.from_string(source)
@@ -65,7 +66,7 @@ class ChatTemplate:
         ]
         if not chat:
             raise InvalidRequest("a chat needs at least one message")
-        chat = self._arguments.apply(chat)
+        chat = self._nulls.apply(self._arguments.apply(chat))
         final = ""
         if continue_final_message:
             if add_generation_prompt:

@@ -16,10 +16,11 @@ from http_door.fields import read_body
 from http_door.reasoning.think import REASONING
 from http_door.styles import Styles, needs_model, styles_of
 from http_door.tools.formats import FORMATS
-from pdserve.request import Chat, Event, Finished, Started, Timings, Tokens, Usage
+from pdserve.request import Chat, Event
 from pdserve.sampling import FinishReason
 from pdserve.service.http_config import REASONING_PARSERS, TOOL_PARSERS, HttpConfig
 from pdserve.status import ModelInfo
+from tests.unit.http_door.generations import SPELLED, events_of
 
 TOOLS = [
     {
@@ -36,31 +37,12 @@ TWO = (
     'I look.\n<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call><tool_call>{"name": "g"}</tool_call>'
 )
 HERMES = Styles("hermes")
-SPELLED = {1: b"<|assistant|>", 2: b"<think>", 3: b"\n"}
 
 
 def asked(styles: Styles = HERMES, **body: Any) -> ChatAnswer:
     given = {"messages": [{"role": "user", "content": "hi"}], **body}
     fields = read_body(json.dumps(given).encode(), ChatFields, refuses_unknown=True)
     return ChatAnswer(fields, Occasion(request_id="r", created_s=0, random=Random(1), styles=styles))
-
-
-def events_of(
-    text: str, reason: FinishReason = FinishReason.EOS, prompt: tuple[int, ...] = (1,), size: int = 3
-) -> Iterable[Event]:
-    """A generation of this text, in pieces."""
-    yield Started(
-        request_id="r",
-        seed=1,
-        num_prompt_tokens=len(prompt),
-        num_cached_tokens=0,
-        prompt_token_ids=prompt,
-        model="m",
-    )
-    for number, at in enumerate(range(0, len(text), size)):
-        yield Tokens(choice=0, first_index=number, token_ids=(7,), text=text[at : at + size])
-    usage = Usage(num_prompt_tokens=1, num_cached_tokens=0, num_completion_tokens=len(text))
-    yield Finished(choice=0, reason=reason, usage=usage, timings=Timings(), num_attempts=1)
 
 
 def whole(answer: ChatAnswer, events: Iterable[Event]) -> Json:

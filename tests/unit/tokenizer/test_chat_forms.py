@@ -96,3 +96,19 @@ def test_variables() -> None:
     message = {"role": "user", "content": "hi"}
     assert render(source, [message], variables={"enable_thinking": False, "documents": [1]}) == "True [1] 1"
     assert render(source, [message]) == "False None 1"
+
+
+@pytest.mark.parametrize(
+    ("source", "want"),
+    [
+        ("{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}", "<assistant>"),
+        ("{% for m in messages %}{{ 'none' if m.content is none else m.content }}{% endfor %}", "none"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "None"),
+    ],
+    ids=["only text", "asks for null", "writes it out"],
+)
+def test_null_beside_calls_is_an_empty_text_only_where_the_template_takes_no_other(
+    source: str, want: str
+) -> None:
+    assert render(source, call(OBJECT)) == want
+    assert render(source, [{"role": "assistant", "content": "x"}])[-1] == "x"
