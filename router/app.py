@@ -226,9 +226,9 @@ class RouterApp:
     def _serving_changed(self) -> None:
         """Workers, pairs or the tokenizer have changed."""
         missing = self.fleet.topology.missing or ("" if self.text.tokenizer is not None else "tokenizer")
-        serving = not missing
-        if serving != self._serving:
+        if (serving := not missing) != self._serving:
             self._serving = serving
+            self.metrics.serving.set(serving)
             log.info("router.serving" if serving else "router.not_serving", missing=missing)
             if self._on_serving is not None:
                 self._on_serving(serving)

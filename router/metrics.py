@@ -152,6 +152,9 @@ class RouterMetrics:
             "pdserve_books_wrong", "Times that books didn't add up; the worker's session was ended.", "book"
         )
         self.workers_refused = counter("pdserve_workers_refused", "Workers turned away, by reason.", "reason")
+        self.serving = gauge(
+            "pdserve_serving", "1 while a request would be served: by a pair, or by a worker alone."
+        )
         self.pairs_up = gauge("pdserve_pairs_up", "Pairs that can take a request.")
         self.without_cache_events = gauge(
             "pdserve_workers_without_cache_events",

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.k8s.value_sets import VALUE_SETS
 from tests.support.crd_schemas import problems
 from tests.support.helm import CHART, Manifest, helm, render, validate
+from tests.support.prometheus import RULES
 from tools.k8s_tools import KUBERNETES_VERSIONS
 
 pytestmark = pytest.mark.slow
@@ -42,9 +44,16 @@ def test_kubernetes_takes_them(manifests: list[Manifest], version: str, tmp_path
 
 def test_the_prometheus_operator_takes_its_own(manifests: list[Manifest]) -> None:
     schema = json.loads((_SCHEMAS / "ServiceMonitor.json").read_text(encoding="utf-8"))
-    custom = [each for each in manifests if each["apiVersion"].startswith(_CUSTOM)]
-    assert len(custom) == 2
-    assert [problems(schema, each) for each in custom] == [[], []]
+    monitors = [each for each in manifests if each["kind"] == "ServiceMonitor"]
+    assert len(monitors) == 2
+    assert [problems(schema, each) for each in monitors] == [[], []]
+
+
+def test_the_rules_are_those_that_promtool_has_proven(manifests: list[Manifest]) -> None:
+    [rule] = [each for each in manifests if each["kind"] == "PrometheusRule"]
+    assert rule["apiVersion"] == "monitoring.coreos.com/v1"
+    assert rule["spec"] == yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
 
 
 def test_an_unknown_field_would_be_found(manifests: list[Manifest], tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "monitored": {
         "serviceMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
         "networkPolicy": {"monitoring": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
     },
     "no-policies": {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}},
