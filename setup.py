@@ -27,13 +27,14 @@ class BuildKernels(Command):
     user_options = []
 
     def initialize_options(self) -> None:
-        self.build_lib = ""
+        self.build_lib: str | None = None  # what isn't None counts as set
         self.editable_mode = False
 
     def finalize_options(self) -> None:
         self.set_undefined_options("build_py", ("build_lib", "build_lib"))
 
     def run(self) -> None:
+        assert self.build_lib is not None
         why = kernel_build.compile_into(NATIVE if self.editable_mode else Path(self.build_lib) / NATIVE)
         if why:
             print(f"pdserve: no compiled kernels, the engine will use torch's: {why}", file=sys.stderr)

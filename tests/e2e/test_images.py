@@ -96,12 +96,17 @@ def test_every_target_is_there_and_begins_without_a_shell() -> None:
 
 
 def test_every_package_goes_into_the_wheel() -> None:
+    """And what is copied isn't ignored."""
     _, stages = read_stages(DOCKERFILE.read_text(encoding="utf-8"))
     project = tomllib.loads((DOCKERFILE.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     packages = {
         each.removesuffix("*") for each in project["tool"]["setuptools"]["packages"]["find"]["include"]
     }
     assert {rest.split()[0] for word, rest in stages["wheel"].steps if word == "COPY"} == packages
+    ignored = (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text(encoding="utf-8").split()
+    copies = [rest for each in stages.values() for word, rest in each.steps if word == "COPY"]
+    sources = {name for each in copies if not each.startswith("--from") for name in each.split()[:-1]}
+    assert sources == {each.removeprefix("!") for each in ignored if each.startswith("!")}
 
 
 @pytest.mark.slow
@@ -143,6 +148,7 @@ async def test_a_worker_serves_a_model_and_drains_as_pid_one(
     code, said = run(worker, tmp_path / "version", settings, "version")
     assert code == 0, said
     assert "torch" in said
+    assert [path.name for path in (worker.root / "opt" / "pdserve").glob("pdserve/engine/native/*.so")]
     cluster = Cluster(tmp_path, settings, worker, TINY)
     clusters.append(cluster)
     for role in ("prefill", "decode", "router"):
