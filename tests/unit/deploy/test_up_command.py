@@ -7,6 +7,7 @@ import argparse
 import pytest
 
 from deploy.scaling.targets import Range
+from pdserve.cli.main import main
 from pdserve.cli.settings import UP, given_settings
 from pdserve.cli.up import add_arguments, ranges_of, run, scaled
 from pdserve.errors import PdserveError
@@ -82,7 +83,6 @@ def test_a_range_begins_with_its_least_and_is_scaled() -> None:
         ("--engine fake --config /no/such/file.toml", "/no/such/file.toml"),
         ("--engine fake --ready-file /no/such/folder/ready.json", "no folder /no/such/folder"),
         ("--engine fake --ready-file /dev", "can't be written"),
-        ("--engine fake --log-dir /dev/null/logs --listen 127.0.0.1:0", "/dev/null"),
     ],
 )
 def test_what_cannot_be_started_is_refused_in_one_line(line: str, wanted: str) -> None:
@@ -90,3 +90,9 @@ def test_what_cannot_be_started_is_refused_in_one_line(line: str, wanted: str) -
         run(parsed(*line.split()))
     assert wanted in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_log_folder_that_cant_be_made_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--engine", "fake", "--log-dir", "/dev/null/logs", "--listen", "127.0.0.1:0"]) != 0
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and "/dev/null/logs" in said
