@@ -34,12 +34,14 @@ class Prepared:
     """Where its process is reached.
 
     target     where clients, operators: where workers and operators reach it, if it is a router; else ""
+    http       where clients reach it by HTTP, if they do
     """
 
     node: str
     metrics: str
     target: str = ""
     operators: str = ""
+    http: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +202,11 @@ class ProcessHost:
                 kept("router.workers_listen", self._node_ip),
             )
             values |= {"router.id": process, "router.listen": target, "router.workers_listen": operators}
-            addresses = Prepared(node=self._node_ip, metrics=metrics, target=target, operators=operators)
+            http = kept("http.listen", self._node_ip) if cluster.settings.get("http.listen") else ""
+            values |= {"http.listen": http} if http else {}
+            addresses = Prepared(
+                node=self._node_ip, metrics=metrics, target=target, operators=operators, http=http
+            )
         else:
             _, kv_port = split_address(cluster.settings["worker.kv_listen"])
             values |= {

@@ -57,7 +57,7 @@ class ProcessState:
 class KeptState:
     """The whole cluster.
 
-    targets    where clients reach it; operators: where workers and operators do
+    targets    where clients reach it; operators: where workers and operators do; http: where clients do by HTTP
     ranges     role → the fewest and the most of it; scaling: what was last decided between them, and why
     is_served  a router has a pair that can take a request, or a worker alone can
     """
@@ -68,6 +68,7 @@ class KeptState:
     scaling: str
     targets: tuple[str, ...]
     operators: tuple[str, ...]
+    http: tuple[str, ...]
     is_served: bool
     is_ending: bool
     processes: tuple[ProcessState, ...]
@@ -170,6 +171,7 @@ class Keeper:
             scaling=self.scaling if cluster.is_scaled else "",
             targets=tuple(address.target for address in routers),
             operators=tuple(address.operators for address in routers),
+            http=tuple(address.http for address in routers if address.http),
             is_served=pairs_up > 0 or cluster.serves_alone,
             is_ending=cluster.is_ending,
             processes=tuple(_shown(slot) for slot in self._slots.values()),

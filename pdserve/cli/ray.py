@@ -32,7 +32,11 @@ or a path that must be good on every node. Needs `pip install 'pdserve[ray]'`, h
 """
 _SHORTS = {
     name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")
-} | {"ttft-target": "scaling.ttft_target_s", "itl-target": "scaling.itl_target_s"}
+} | {
+    "http-listen": "http.listen",
+    "ttft-target": "scaling.ttft_target_s",
+    "itl-target": "scaling.itl_target_s",
+}
 _ROLES = ("router", "prefill", "decode", "both")
 # A node's address, and a free port, unless the configuration says which.
 _DEFAULTS = {"router.listen": "127.0.0.1:0"}
@@ -255,6 +259,7 @@ def _check_exposure(config: Config, node: str) -> None:
     reached = replace(
         config,
         router=replace(config.router, listen=address, workers_listen=address),
+        http=replace(config.http, listen=address if config.http.listen else ""),
         worker=replace(config.worker, kv_listen=address),
     )
     check_router(reached, has_secret=True)  # its own, if no other is set
@@ -270,7 +275,8 @@ def _read(name: str, path: Path) -> bytes:
 
 def _say_ready(state: KeptState) -> None:
     counts = " + ".join(f"{count} {role}" for role in _ROLES if (count := state.counts.get(role, 0)))
-    print(f"{state.name} is ready at {','.join(state.targets)}: {counts}", flush=True)
+    http = f"; HTTP at {','.join(state.http)}" if state.http else ""
+    print(f"{state.name} is ready at {','.join(state.targets)}: {counts}{http}", flush=True)
 
 
 def _show(state: KeptState, *, as_json: bool) -> None:
@@ -280,7 +286,8 @@ def _show(state: KeptState, *, as_json: bool) -> None:
     ending = ", is being taken down" if state.is_ending else ""
     if state.scaling:
         print(f"scaling: {state.scaling}")
-    print(f"{state.name}{ending}; clients: {','.join(state.targets) or 'nowhere yet'}")
+    http = f"; HTTP: {','.join(state.http)}" if state.http else ""
+    print(f"{state.name}{ending}; clients: {','.join(state.targets) or 'nowhere yet'}{http}")
     width: Callable[[str], int] = lambda key: max(len(str(getattr(each, key))) for each in state.processes)  # noqa: E731
     for each in state.processes:
         why = f"  {each.why}" if each.why else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import urllib.request
 from random import Random
 
 import pytest
@@ -54,8 +56,14 @@ async def test_up_twice_is_once_and_down_leaves_nothing() -> None:
         again = run_cli("ray", "down", "--address", nodes.address, *NAME)
         assert again.returncode == 1 and "no such cluster" in again.stderr
 
-        ready = ray_command(nodes, "up", *FAKE, "--both", "1")
-        assert ready.endswith(": 1 router + 1 both\n")
+        ready = ray_command(nodes, "up", *FAKE, "--both", "1", "--http-listen", "127.0.0.1:0")
+        assert ": 1 router + 1 both; HTTP at " in ready
+        asked = urllib.request.Request(
+            f"http://{ready.split()[-1]}/v1/completions", b'{"prompt": "a", "max_tokens": 3}'
+        )
+        asked.add_header("Content-Type", "application/json")
+        answer = await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=60).read())
+        assert json.loads(answer)["usage"]["completion_tokens"] == 3
         async with AsyncClient(address_in(ready)) as client:
             finished = await ask(client, Question.draw(Random(2), 40, 16))
         assert finished.decode_worker == "both-0"
