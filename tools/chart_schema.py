@@ -30,17 +30,19 @@ DECIDED = frozenset(
         "http.listen", "metrics.listen", "tracing.headers_file",
     )
 )  # fmt: skip
-_OF_ROUTERS = ("router", "children", "log")
+_OF_ROUTERS = ("router", "http", "children", "log")
+_OF_GATEWAYS = ("router", "http", "log")  # of a router's: how long it drains, how much it takes in at a time
 _OF_WORKERS = ("worker", "engine", "transport", "children", "log")
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "array"}
 
 
 def definitions() -> dict[str, Any]:
-    """The schemas of `config`, `router.config`, and `prefill.config` and `decode.config`."""
+    """The schemas of `config`, and of each component's own."""
     tables = {key.table: _table(key.table) for key in SETTINGS if key.name not in DECIDED}
     return {
         "settings": _object(tables),
         "routerSettings": _object({name: tables[name] for name in _OF_ROUTERS}),
+        "gatewaySettings": _object({name: tables[name] for name in _OF_GATEWAYS}),
         "workerSettings": _object({name: tables[name] for name in _OF_WORKERS}),
     }
 

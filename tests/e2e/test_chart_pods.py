@@ -1,9 +1,14 @@
-"""The pods of the chart, run as a kubelet would: a client with a key gets an answer over TLS, and all pods drain."""
+"""The pods of the chart, run as a kubelet would: clients with a key get answers over TLS, by gRPC and by HTTP through a
+gateway; and all pods drain.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import subprocess
+import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,9 +27,16 @@ from tests.support.waiting import until
 
 pytestmark = [needs_openssl, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ADDRESSES = dict(zip(COMPONENTS, ("127.0.0.2", "127.0.0.3", "127.0.0.4"), strict=True))
+ADDRESSES = {component: f"127.0.0.{number}" for number, component in enumerate((*COMPONENTS, "gateway"), 2)}
+GATEWAY = "chat-pdserve-gateway.llm.svc"
 CLIENTS, WORKERS = "chat-pdserve.llm.svc", "chat-pdserve-routers.llm.svc"
-TLS = {"routers": "router-tls", "authorities": "cluster-ca", "workers": "worker-tls", "workerName": "worker"}
+TLS = {
+    "routers": "router-tls",
+    "authorities": "cluster-ca",
+    "workers": "worker-tls",
+    "workerName": "worker",
+    "gateways": "gateway-tls",
+}
 CONFIG = {**SIMPLEST["config"], "transport": {"link_tls": True}}
 
 Secrets = dict[str, dict[str, bytes]]
@@ -56,7 +68,7 @@ def lay_out(manifests: list[Manifest], secrets: Secrets, component: str, folder:
 def make_secrets(manifests: list[Manifest], folder: Path) -> tuple[Secrets, str]:
     """The chart's own, and those that its user makes; and an API key."""
     authority = Authority(folder, "cluster")
-    router, worker = authority.sign(CLIENTS), authority.sign("worker")
+    router, worker, gateway = (authority.sign(name) for name in (CLIENTS, "worker", GATEWAY))
     keys = folder / "keys.toml"
     added = run_cli("keys", "add", "--file", str(keys), "--tenant", "acme")
     assert added.returncode == 0, added.stderr
@@ -66,12 +78,32 @@ def make_secrets(manifests: list[Manifest], folder: Path) -> tuple[Secrets, str]
         "keys": {"keys.toml": keys.read_bytes()},
         "cluster-ca": {"ca.crt": authority.cert.read_bytes()},
         "router-tls": {"tls.crt": router.cert.read_bytes(), "tls.key": router.key.read_bytes()},
+        "gateway-tls": {"tls.crt": gateway.cert.read_bytes(), "tls.key": gateway.key.read_bytes()},
         "worker-tls": {"tls.crt": worker.cert.read_bytes(), "tls.key": worker.key.read_bytes()},
     }, added.stdout.split()[-1]
 
 
+def ask_gateway(network: Network, ca: Path, key: str) -> tuple[int, Any]:
+    """One completion, as a client of OpenAI asks for it: its status and JSON."""
+    script = """
+import http.client, socket, ssl, sys
+address, name, ca, key = sys.argv[1:]
+context = ssl.create_default_context(cafile=ca)
+connection = http.client.HTTPConnection(name)
+connection.sock = context.wrap_socket(socket.create_connection((address, 8000), 30), server_hostname=name)
+headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+connection.request("POST", "/v1/completions", '{"prompt": "hello", "max_tokens": 16}', headers)
+answer = connection.getresponse()
+print(answer.status, answer.read().decode())
+"""
+    command = [*network.enter, sys.executable, "-c", script, ADDRESSES["gateway"], GATEWAY, str(ca), key]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    status, _, text = done.stdout.partition(" ")
+    return int(status), json.loads(text)
+
+
 async def test_the_pods_serve_and_drain(builder: Builder, tmp_path: Path) -> None:
-    manifests = render({**SIMPLEST, **GUARDED, "tls": TLS, "config": CONFIG})
+    manifests = render({**SIMPLEST, **GUARDED, "tls": TLS, "config": CONFIG, "gateway": {"replicas": 1}})
     image = builder.image("router")  # the fake engine needs no torch
     secrets, key = make_secrets(manifests, tmp_path)
     hosts = "".join(f"{ADDRESSES['router']} {name}\n" for name in (CLIENTS, WORKERS))
@@ -95,7 +127,7 @@ async def test_the_pods_serve_and_drain(builder: Builder, tmp_path: Path) -> Non
         def tails() -> str:
             return "\n".join(f"{name}: {pod.tail()}" for name, pod in pods.items())
 
-        for component in COMPONENTS:
+        for component in ADDRESSES:
             [spec] = pod_of(manifests, component)["spec"]["containers"]
             path = spec["readinessProbe"]["httpGet"]["path"]
             url = f"http://{ADDRESSES[component]}:9400{path}"
@@ -119,7 +151,13 @@ async def test_the_pods_serve_and_drain(builder: Builder, tmp_path: Path) -> Non
         code, said = await asyncio.to_thread(asked, "stranger")
         assert code != 0
         assert "API key" in said
+        ca = tmp_path / "client" / "ca.crt"
+        status, answer = await asyncio.to_thread(ask_gateway, network, ca, key)
+        assert status == 200, f"{answer}\n{tails()}"
+        assert answer["usage"]["completion_tokens"] == 16
+        status, answer = await asyncio.to_thread(ask_gateway, network, ca, "pdk_of-nobody")
+        assert status == 401, answer
         for pod in pods.values():
             pod.terminate()
         codes: dict[str, Any] = {name: await asyncio.to_thread(pod.wait) for name, pod in pods.items()}
-        assert codes == dict.fromkeys(COMPONENTS, 0), tails()
+        assert codes == dict.fromkeys(ADDRESSES, 0), tails()

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from pdserve.cli.main import build_parser
+from pdserve.cli.target import targets_of
 from pdserve.service.address import split_address
 from pdserve.service.config import Config, load
-from pdserve.service.exposure import check_router, check_worker
+from pdserve.service.exposure import check_gateway, check_router, check_worker
 from pdserve.service.lifecycle import longest_drain_s
 from tests.k8s.value_sets import VALUE_SETS
 from tests.support.helm import Manifest, one, render
@@ -18,6 +20,12 @@ pytestmark = pytest.mark.slow
 
 COMPONENTS = ("router", "prefill", "decode")
 _POD = {"IPv4": {"status.podIP": "10.1.2.3"}, "IPv6": {"status.podIP": "fd00::7"}}
+
+
+def components_of(manifests: list[Manifest]) -> list[str]:
+    """That have a Deployment."""
+    labels = [each["metadata"]["labels"] for each in manifests if each["kind"] == "Deployment"]
+    return [each["app.kubernetes.io/component"] for each in labels]
 
 
 def pod_of(manifests: list[Manifest], component: str) -> dict[str, Any]:
@@ -65,14 +73,21 @@ def test_every_process_starts_with_its_settings(name: str, tmp_path: Path) -> No
     """It reads them, would listen where it is told, and drains within the time that its pod has."""
     values = VALUE_SETS[name]
     manifests = render(values)
-    for component in COMPONENTS:
+    assert set(components_of(manifests)) >= set(COMPONENTS)
+    for component in components_of(manifests):
         config = config_of(manifests, component, tmp_path, values.get("ipFamily", "IPv4"))
-        check = check_router if component == "router" else check_worker
-        assert (check(config, has_secret=True) != []) == (
-            component == "router" and values["insecure"] is not False
-        )
+        match component:
+            case "router":
+                strangers = check_router(config, has_secret=True)
+            case "gateway":
+                strangers = check_gateway(config)
+            case _:
+                strangers = check_worker(config, has_secret=True)
+        asked = component not in ("router", "gateway") or values["insecure"] is False
+        assert (strangers == []) == asked
         spec = pod_of(manifests, component)["spec"]
-        assert spec["terminationGracePeriodSeconds"] >= longest_drain_s(config.timeouts) + 5
+        delay_s = config.router.drain_delay_s if component in ("router", "gateway") else 0.0
+        assert spec["terminationGracePeriodSeconds"] >= longest_drain_s(config.timeouts) + delay_s + 5
         files = (config.cluster.secret_file, config.router.keys_file, *vars_of_tls(config))
         assert {path for path in files if path} <= mounted(spec)
 
@@ -178,7 +193,7 @@ def test_compute_threads_are_the_cores_of_the_pod(tmp_path: Path) -> None:
 def test_pods_are_confined(name: str) -> None:
     """No root, no token, no capabilities; nothing to write but /tmp; no variables that pdserve would read."""
     manifests = render(VALUE_SETS[name])
-    for component in COMPONENTS:
+    for component in components_of(manifests):
         spec = pod_of(manifests, component)["spec"]
         assert spec["automountServiceAccountToken"] is False
         assert spec["enableServiceLinks"] is False
@@ -196,8 +211,9 @@ def test_pods_are_confined(name: str) -> None:
 
 
 def test_probes_ask_the_process() -> None:
-    manifests = render()
-    for component in COMPONENTS:
+    manifests = render(VALUE_SETS["gateways"])
+    assert components_of(manifests) == [*COMPONENTS, "gateway"]
+    for component in components_of(manifests):
         [container] = pod_of(manifests, component)["spec"]["containers"]
         asked = {
             kind: container[f"{kind}Probe"]["httpGet"]["path"]
@@ -226,6 +242,58 @@ def test_who_may_reach_what() -> None:
     assert [rule["ports"][0]["port"] for rule in workers["egress"]] == [53, 50052, 7777, 443, 3128]
     closed = one(render(VALUE_SETS["nobody-in"]), "NetworkPolicy", "chat-pdserve-router")["spec"]
     assert [rule["ports"][0]["port"] for rule in closed["ingress"]] == ["workers"]
+
+
+@pytest.mark.parametrize("name", ["gateways", "gateways-and-tls", "gateways-ipv6"])
+def test_gateways_ask_ready_routers_and_are_asked_by_http(name: str, tmp_path: Path) -> None:
+    """With a certificate of theirs where routers want one, and the name in that of the routers."""
+    values = VALUE_SETS[name]
+    manifests = render(values)
+    (container,) = pod_of(manifests, "gateway")["spec"]["containers"]
+    command = [
+        word.replace("=/etc/pdserve/config/pdserve.toml", f"={tmp_path}") for word in container["args"]
+    ]
+    parsed = build_parser(command).parse_args(command)
+    clients = one(manifests, "Service", "chat-pdserve")["spec"]
+    assert targets_of(parsed) == [f"chat-pdserve.llm.svc:{clients['ports'][0]['port']}"]
+    files = {path for path in (parsed.tls_ca, parsed.tls_cert, parsed.tls_key) if path}
+    assert files <= mounted(pod_of(manifests, "gateway")["spec"])
+    assert len(files) == (3 if name == "gateways-and-tls" else 0)
+    assert parsed.tls_server_name == ("llm.example.com" if files else "")
+    config = config_of(manifests, "gateway", tmp_path, values.get("ipFamily", "IPv4"))
+    assert split_address(config.http.listen) == ("::" if name == "gateways-ipv6" else "0.0.0.0", 8000)
+    assert "secret" not in {
+        each["name"] for each in container["volumeMounts"]
+    }  # it is no part of the cluster
+    (port,) = one(manifests, "Service", "chat-pdserve-gateway")["spec"]["ports"]
+    assert (port["targetPort"], port["appProtocol"]) == ("http", "https" if files else "http")
+    assert {"name": "http", "containerPort": 8000} in container["ports"]
+
+
+def test_http_at_the_routers_themselves(tmp_path: Path) -> None:
+    manifests = render(VALUE_SETS["http"])
+    assert config_of(manifests, "router", tmp_path).http.listen == "0.0.0.0:8000"
+    assert config_of(manifests, "decode", tmp_path).http.listen == ""
+    ports = {
+        each["name"]: each["port"] for each in one(manifests, "Service", "chat-pdserve")["spec"]["ports"]
+    }
+    assert ports == {"clients": 50051, "http": 80}
+    policy = one(manifests, "NetworkPolicy", "chat-pdserve-router")["spec"]
+    assert [each["port"] for each in policy["ingress"][0]["ports"]] == ["clients", "http"]
+    assert config_of(render(), "router", tmp_path).http.listen == ""
+
+
+def test_who_may_reach_gateways_and_whom_they_reach() -> None:
+    manifests = render(VALUE_SETS["gateways-and-tls"])
+    policy = one(manifests, "NetworkPolicy", "chat-pdserve-gateway")["spec"]
+    labels = pod_of(manifests, "gateway")["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert [rule["ports"][0]["port"] for rule in policy["ingress"]] == ["http", "metrics"]
+    assert [rule["ports"][0]["port"] for rule in policy["egress"]] == [53, 50051]
+    router = one(manifests, "NetworkPolicy", "chat-pdserve-router")["spec"]
+    peers = [rule["from"] for rule in router["ingress"] if rule["ports"][0]["port"] == "clients"]
+    assert peers[1] == [{"podSelector": policy["podSelector"]}]
+    assert "egress" in router and len(one(manifests, "PodDisruptionBudget", "chat-pdserve-gateway")["spec"])
 
 
 def test_workers_check_the_name_of_the_clients_service(tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"config": {"worker": {"id": "me"}}}, "'/config/worker': additional properties 'id'"),
     ({"decode": {"config": {"timeouts": {}}}}, "'/decode/config': additional properties 'timeouts'"),
     ({"router": {"config": {"engine": {}}}}, "'/router/config': additional properties 'engine'"),
+    (
+        {"router": {"config": {"http": {"listen": ""}}}},
+        "'/router/config/http': additional properties 'listen'",
+    ),
+    ({"router": {"http": "yes"}}, "'/router/http': got string, want boolean"),
+    ({"gateway": {"replicas": -1}}, "'/gateway/replicas': minimum"),
+    ({"gateway": {"config": {"timeouts": {}}}}, "'/gateway/config': additional properties 'timeouts'"),
+    ({"gateway": {"service": {"httpPort": 1}}}, "'/gateway/service': additional properties 'httpPort'"),
 ]
 
 TOGETHER: list[tuple[dict[str, Any], str]] = [
@@ -94,6 +102,28 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
         "prefill.rollingUpdate.maxUnavailable and maxSurge are both 0",
     ),
     ({"serviceMonitor": {"enabled": True}}, "networkPolicy.monitoring is empty"),
+    (
+        {
+            "insecure": False,
+            "apiKeys": {"existingSecret": "keys"},
+            "tls": {"routers": "r", "authorities": "a"},
+            "gateway": {"replicas": 1},
+        },
+        "tls.gateways is empty: clients would send their API keys",
+    ),
+    (
+        {"tls": {"routers": "r", "authorities": "a", "clientAuthorities": "c"}, "gateway": {"replicas": 1}},
+        "tls.gateways is empty: with tls.clientAuthorities",
+    ),
+    (
+        {"gateway": {"replicas": 1, "terminationGracePeriodSeconds": 79}},
+        "gateway.terminationGracePeriodSeconds is 79: a drain may take 80 (timeouts.drain_s + timeouts.lease_s + "
+        "router.drain_delay_s",
+    ),
+    (
+        {"gateway": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "0"}}},
+        "'/gateway/rollingUpdate/maxUnavailable'",
+    ),
 ]
 
 

@@ -107,6 +107,24 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "decode": {"config": {"engine": {"max_batch": 256}, "worker": {"max_links": 99}}},
         "router": {"config": {"router": {"pairs_per_prefill": 3, "max_queued_requests": 4096}}},
     },
+    "http": {"router": {"http": True, "service": {"httpPort": 80}}},
+    "gateways": {
+        "gateway": {"replicas": 2},
+        "config": {"engine": {"kind": "fake"}, "http": {"max_body_bytes": 1 << 20}},
+    },
+    "gateways-and-tls": {
+        **GUARDED,
+        "tls": {**_FULL_TLS, "gateways": "gateway-tls"},
+        "gateway": {
+            "replicas": 3,
+            "config": {"log": {"level": "debug"}, "router": {"drain_delay_s": 9.5}},
+            "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb/scheme": "internal"}},
+        },
+        "router": {"http": True},
+        "networkPolicy": {"monitoring": [{"podSelector": {}}]},
+        "serviceMonitor": {"enabled": True},
+    },
+    "gateways-ipv6": {"ipFamily": "IPv6", "gateway": {"replicas": 1}, "router": {"http": True}},
     "patient": {"decode": {"terminationGracePeriodSeconds": 600}},
     "names": {
         "fullnameOverride": "a-name-that-goes-on-and-on-and-on-for-ever",

@@ -4,6 +4,12 @@
 {{- if and (not $values.insecure) (not (and $values.apiKeys.existingSecret $values.tls.routers)) }}
 {{- fail (printf "%s is empty: clients would come in without a proof of who they are. Set apiKeys.existingSecret and tls.routers, or insecure=true in a network that you trust" (empty $values.apiKeys.existingSecret | ternary "apiKeys.existingSecret" "tls.routers")) }}
 {{- end }}
+{{- if and $values.gateway.replicas (not $values.insecure) (not $values.tls.gateways) }}
+{{- fail "tls.gateways is empty: clients would send their API keys to gateways in the clear. Set it, or insecure=true in a network that you trust" }}
+{{- end }}
+{{- if and $values.gateway.replicas $values.tls.clientAuthorities (not $values.tls.gateways) }}
+{{- fail "tls.gateways is empty: with tls.clientAuthorities routers want a certificate of gateways too" }}
+{{- end }}
 {{- range $key := list "authorities" "workers" "clientAuthorities" "serverName" "workerName" }}
 {{- if and (index $values.tls $key) (not $values.tls.routers) }}
 {{- fail (printf "tls.%s is set, but tls.routers, the certificate of the routers, isn't" $key) }}
@@ -51,7 +57,7 @@
 {{- if eq (include "pdserve.most" $values.decode | int) 0 }}
 {{- fail "decode.replicas is 0: no worker would decode" }}
 {{- end }}
-{{- range $component := list "router" "prefill" "decode" }}
+{{- range $component := list "router" "prefill" "decode" "gateway" }}
 {{- with (index $values $component).rollingUpdate }}
 {{- if and (eq (toString .maxSurge) "0") (eq (toString .maxUnavailable) "0") }}
 {{- fail (printf "%s.rollingUpdate.maxUnavailable and maxSurge are both 0: no pod could ever be replaced" $component) }}

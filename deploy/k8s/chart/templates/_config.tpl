@@ -1,6 +1,6 @@
 {{/*
 The configuration file of one component, from the values and from what the chart decides.
-All take (dict "root" $ "component" "router" | "prefill" | "decode").
+All take (dict "root" $ "component" "router" | "prefill" | "decode" | "gateway").
 */}}
 
 {{/* The most workers of a pool: what links and pairs are laid out for. */}}
@@ -25,7 +25,10 @@ All take (dict "root" $ "component" "router" | "prefill" | "decode").
 {{- $any := eq $values.ipFamily "IPv6" | ternary "[::]" "0.0.0.0" }}
 {{- $prefill := include "pdserve.most" $values.prefill | int }}
 {{- $decode := include "pdserve.most" $values.decode | int }}
-{{- $cluster := dict "secret_file" "/etc/pdserve/secret/secret" }}
+{{- $cluster := dict }}
+{{- if ne .component "gateway" }}
+{{- $_ := set $cluster "secret_file" "/etc/pdserve/secret/secret" }}
+{{- end }}
 {{- if $values.insecure }}
 {{- $_ := set $cluster "insecure" true }}
 {{- end }}
@@ -51,6 +54,16 @@ All take (dict "root" $ "component" "router" | "prefill" | "decode").
 {{- end }}
 {{- if $values.tls.clientAuthorities }}
 {{- $_ := set $tls "client_ca_file" "/etc/pdserve/client-authorities/ca.crt" }}
+{{- end }}
+{{- if $values.router.http }}
+{{- $_ := set $decided "http" (dict "listen" (printf "%s:8000" $any)) }}
+{{- end }}
+{{- else if eq .component "gateway" }}
+{{- $_ := set $decided "http" (dict "listen" (printf "%s:8000" $any)) }}
+{{- $_ := set $derived "router" (dict "drain_delay_s" 5.0) }}
+{{- if $values.tls.gateways }}
+{{- $_ := set $tls "cert_file" "/etc/pdserve/tls/tls.crt" }}
+{{- $_ := set $tls "key_file" "/etc/pdserve/tls/tls.key" }}
 {{- end }}
 {{- else }}
 {{- $routers := printf "%s-routers.%s.svc:50052" (include "pdserve.fullname" .root) .root.Release.Namespace }}
@@ -106,12 +119,12 @@ the leases of what it ended), and 10 for its last words and the start of the sig
 {{- $config := include "pdserve.config" . | fromJson }}
 {{- $drain := dig "timeouts" "drain_s" 60.0 $config }}
 {{- $lease := dig "timeouts" "lease_s" 5.0 $config }}
-{{- /* Nodes learn late that a pod ends, and lead clients to its router until then. */}}
-{{- $delay := eq .component "router" | ternary (dig "router" "drain_delay_s" 0.0 $config) 0.0 }}
+{{- /* Nodes learn late that a pod ends, and lead clients to its router or gateway until then. */}}
+{{- $delay := has .component (list "router" "gateway") | ternary (dig "router" "drain_delay_s" 0.0 $config) 0.0 }}
 {{- $least := add (ceil (addf $drain $lease $delay)) 10 | int }}
 {{- $given := (index .root.Values .component).terminationGracePeriodSeconds }}
 {{- if and (not (kindIs "invalid" $given)) (lt (int $given) $least) }}
-{{- fail (printf "%s.terminationGracePeriodSeconds is %d: a drain may take %d (timeouts.drain_s + timeouts.lease_s%s + 10); leave it out, or lower timeouts.drain_s" .component (int $given) $least (eq .component "router" | ternary " + router.drain_delay_s" "")) }}
+{{- fail (printf "%s.terminationGracePeriodSeconds is %d: a drain may take %d (timeouts.drain_s + timeouts.lease_s%s + 10); leave it out, or lower timeouts.drain_s" .component (int $given) $least (has .component (list "router" "gateway") | ternary " + router.drain_delay_s" "")) }}
 {{- end }}
 {{- kindIs "invalid" $given | ternary $least $given | int }}
 {{- end }}

@@ -22,6 +22,15 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{/* What runs; a list as JSON. */}}
+{{- define "pdserve.components" -}}
+{{- $found := list "router" "prefill" "decode" }}
+{{- if .Values.gateway.replicas }}
+{{- $found = append $found "gateway" }}
+{{- end }}
+{{- toJson $found }}
+{{- end }}
+
 {{- define "pdserve.serviceAccount" -}}
 {{- .Values.serviceAccount.name | default (include "pdserve.fullname" .) }}
 {{- end }}

@@ -1,4 +1,4 @@
-{{/* The pod of one component. Takes (dict "root" $ "component" "router" | "prefill" | "decode"). */}}
+{{/* The pod of one component. Takes (dict "root" $ "component" "router" | "prefill" | "decode" | "gateway"). */}}
 
 {{- define "pdserve.podAddress" -}}
 {{- eq .Values.ipFamily "IPv6" | ternary "[$(POD_IP)]" "$(POD_IP)" }}
@@ -34,7 +34,7 @@ capabilities: {drop: [ALL]}
 {{- if eq .component "router" }}
 - name: PDSERVE_ROUTER__ID
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
-{{- else }}
+{{- else if ne .component "gateway" }}
 - name: PDSERVE_WORKER__ID
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: PDSERVE_WORKER__KV_LISTEN
@@ -44,14 +44,14 @@ capabilities: {drop: [ALL]}
   valueFrom: {resourceFieldRef: {resource: {{ . }}, divisor: "1"}}
 {{- end }}
 {{- end }}
-{{- if .root.Values.model.fetch }}
+{{- if and .root.Values.model.fetch (ne .component "gateway") }}
 - name: PDSERVE_CACHE_DIR
   value: /models
 {{- end }}
 {{- end }}
 
 {{- define "pdserve.hasModels" -}}
-{{- if or (ne .component "router") .root.Values.model.onRouters }}
+{{- if or (has .component (list "prefill" "decode")) (and (eq .component "router") .root.Values.model.onRouters) }}
 {{- if or .root.Values.model.fetch .root.Values.model.volume }}true{{ end }}
 {{- end }}
 {{- end }}
@@ -59,7 +59,10 @@ capabilities: {drop: [ALL]}
 {{/* The Secrets that it reads, as (name of the volume, name of the Secret, key, file); a list as JSON. */}}
 {{- define "pdserve.secrets" -}}
 {{- $values := .root.Values }}
-{{- $found := list (list "secret" (include "pdserve.clusterSecret" .root) $values.clusterSecret.key "secret") }}
+{{- $found := list }}
+{{- if ne .component "gateway" }}
+{{- $found = append $found (list "secret" (include "pdserve.clusterSecret" .root) $values.clusterSecret.key "secret") }}
+{{- end }}
 {{- if eq .component "router" }}
 {{- if $values.apiKeys.existingSecret }}
 {{- $found = append $found (list "keys" $values.apiKeys.existingSecret $values.apiKeys.key "keys.toml") }}
@@ -68,13 +71,26 @@ capabilities: {drop: [ALL]}
 {{- $found = append $found (list "client-authorities" $values.tls.clientAuthorities "ca.crt" "ca.crt") }}
 {{- end }}
 {{- end }}
-{{- with eq .component "router" | ternary $values.tls.routers $values.tls.workers }}
+{{- with index (dict "router" $values.tls.routers "gateway" $values.tls.gateways "prefill" $values.tls.workers "decode" $values.tls.workers) .component }}
 {{- $found = append $found (list "tls" . "" "") }}
 {{- end }}
 {{- if and $values.tls.authorities (or (ne .component "router") $values.tls.workers) }}
 {{- $found = append $found (list "authorities" $values.tls.authorities "ca.crt" "ca.crt") }}
 {{- end }}
 {{- toJson $found }}
+{{- end }}
+
+{{/* Where a gateway finds routers that are ready; the name leads it to another one when its own is lost. */}}
+{{- define "pdserve.gatewayArgs" -}}
+- --target={{ include "pdserve.fullname" . }}.{{ .Release.Namespace }}.svc:{{ .Values.router.service.port }}
+{{- if .Values.tls.routers }}
+- --tls-ca=/etc/pdserve/authorities/ca.crt
+- --tls-server-name={{ include "pdserve.serverName" . }}
+{{- if .Values.tls.clientAuthorities }}
+- --tls-cert=/etc/pdserve/tls/tls.crt
+- --tls-key=/etc/pdserve/tls/tls.key
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "pdserve.pod" -}}
@@ -150,13 +166,23 @@ spec:
     - name: {{ .component }}
       image: {{ include "pdserve.image" . }}
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-      args: [{{ .component }}, --config, /etc/pdserve/config/pdserve.toml]
+      args:
+        - {{ .component }}
+        - --config=/etc/pdserve/config/pdserve.toml
+        {{- if eq .component "gateway" }}
+        {{- include "pdserve.gatewayArgs" .root | nindent 8 }}
+        {{- end }}
       env:
         {{- include "pdserve.env" . | nindent 8 }}
       ports:
         {{- if eq .component "router" }}
         - {name: clients, containerPort: 50051}
         - {name: workers, containerPort: 50052}
+        {{- if .root.Values.router.http }}
+        - {name: http, containerPort: 8000}
+        {{- end }}
+        {{- else if eq .component "gateway" }}
+        - {name: http, containerPort: 8000}
         {{- else }}
         - {name: links, containerPort: 7777}
         {{- end }}
