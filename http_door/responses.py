@@ -11,7 +11,7 @@ import msgspec
 from http_door.answer import Json, Occasion, TokenBytes, UsageSum
 from http_door.chat import chat_of
 from http_door.errors import refused_field
-from http_door.fields import TextFields, is_given, only_one
+from http_door.fields import NOT_GIVEN, TextFields, is_given, only_one
 from http_door.response_input import chat_messages, response_choice, response_functions
 from http_door.response_items import ResponseItems
 from http_door.styles import PROMPT_END_IDS, looks_for_reasoning, output_parser
@@ -67,9 +67,9 @@ class ResponseFields(TextFields, kw_only=True):
     include: list[str] | None = None
     background: bool | None = None
     top_logprobs: int | None = None
-    previous_response_id: msgspec.Raw | None = None
-    conversation: msgspec.Raw | None = None
-    prompt: msgspec.Raw | None = None
+    previous_response_id: msgspec.Raw = NOT_GIVEN
+    conversation: msgspec.Raw = NOT_GIVEN
+    prompt: msgspec.Raw = NOT_GIVEN
     max_tool_calls: int | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
