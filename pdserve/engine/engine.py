@@ -7,10 +7,11 @@ from collections.abc import Sequence as Seq
 import structlog
 
 from pdserve.clock import Clock
+from pdserve.engine.ahead import StepAhead, decodes
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.events import ChunkDone, EngineEvent, PromptScored, RowDied, Sampled, StepDied
 from pdserve.engine.phase_energy import PhaseEnergy
-from pdserve.engine.port import Row, RowOutput, Runner, SampleSpec, ScoreSpec
+from pdserve.engine.port import LaunchingRunner, Row, RowOutput, Runner, SampleSpec, ScoreSpec
 from pdserve.engine.scheduler import EngineLimits, PlannedRow, Scheduler
 from pdserve.engine.sequence import Sequence, SequenceState
 from pdserve.engine.sequence_blocks import SequenceBlocks
@@ -46,6 +47,9 @@ class Engine:
         self._clock = clock
         self._blocks = SequenceBlocks(self.pool, runner.card.cache_seed, prefix_cache=limits.prefix_cache)
         self._scheduler = Scheduler(self._blocks, limits)
+        self._ahead = (
+            StepAhead(runner, self._scheduler, self._blocks) if isinstance(runner, LaunchingRunner) else None
+        )
         self._stats = StepStats(clock)
         self._num_admitted = 0
         self._num_hit_tokens = 0
@@ -60,8 +64,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would run something now; a call or a message may change it."""
-        return self._scheduler.has_work
+        """Whether `step` would run something now, or read what runs; a call or a message may change it."""
+        return self._scheduler.has_work or (self._ahead is not None and self._ahead.launched is not None)
 
     @property
     def num_preempted(self) -> int:
@@ -156,6 +160,8 @@ class Engine:
         """
         if seq.state is SequenceState.ENDED:
             return
+        if self._ahead is not None:
+            self._ahead.settle(seq)
         self._scheduler.remove(seq)
         if not seq.has_sampled:
             self.num_aborted_prefill_tokens += seq.num_prefilled
@@ -163,6 +169,8 @@ class Engine:
         hold_until_s = None if hold_s is None else self._clock.now_s() + hold_s
         self._blocks.release(seq, hold_until_s=hold_until_s)
         seq.state = SequenceState.ENDED
+        if self._ahead is not None:
+            self._ahead.drop_if_dead()
         if not self.has_work:
             self._stats.rest()
 
@@ -170,17 +178,9 @@ class Engine:
 
     def step(self) -> list[EngineEvent]:
         """Run one batch; [] if nothing can run. Errors of the model become events; only our own bugs raise."""
-        plan = self._scheduler.plan(self._stats.speed_tokens_per_s)
-        events: list[EngineEvent] = list(plan.taken)
-        for taken in plan.taken:
-            log.info(
-                "sequence.preempted",
-                handle=taken.seq.handle,
-                **taken.seq.name.logged,
-                num_tokens=len(taken.seq.ids),
-                how=type(taken).__name__,
-            )
-        planned, rows = self._rows(plan.rows, events)
+        events: list[EngineEvent] = []
+        launched = None if self._ahead is None else self._ahead.launched
+        planned, rows = launched or self._plan(events)
         if not rows:
             return events
         self._stats.begin()
@@ -194,12 +194,29 @@ class Engine:
         except (
             Exception
         ) as error:  # the model's outermost frame: whatever it raises ends these sequences, no others
-            events.append(self._step_died(planned, error))
+            events.append(
+                self._step_died([row for row in planned if launched is None or decodes(row)], error)
+            )
         else:
             for row, output in zip(planned, outputs, strict=True):
-                self._take_output(row, output, events)
+                if launched is None or decodes(row):
+                    self._take_output(row, output, events)
         self._stats.end(num_prefill_tokens=num_prefill_tokens, more_follows=self.has_work)
         return events
+
+    def _plan(self, events: list[EngineEvent]) -> tuple[list[PlannedRow], list[Row]]:
+        """The next step, and whose blocks it took."""
+        plan = self._scheduler.plan(self._stats.speed_tokens_per_s)
+        events += plan.taken
+        for taken in plan.taken:
+            log.info(
+                "sequence.preempted",
+                handle=taken.seq.handle,
+                **taken.seq.name.logged,
+                num_tokens=len(taken.seq.ids),
+                how=type(taken).__name__,
+            )
+        return self._rows(plan.rows, events)
 
     def _rows(
         self, planned: Seq[PlannedRow], events: list[EngineEvent]
@@ -227,8 +244,8 @@ class Engine:
         self.mask_s += self._clock.now_s() - begun_s
         return mask
 
-    def _run(self, planned: Seq[PlannedRow], rows: Seq[Row]) -> list[RowOutput]:
-        outputs = self.runner.run(rows)
+    def _run(self, planned: list[PlannedRow], rows: list[Row]) -> list[RowOutput]:
+        outputs = self.runner.run(rows) if self._ahead is None else self._ahead.run(planned, rows)
         if len(outputs) != len(planned):
             raise InvariantViolated(
                 "a runner returned the wrong number of outputs", rows=len(planned), outputs=len(outputs)

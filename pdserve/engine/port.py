@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from pdserve.engine.layout import KvLayout
 from pdserve.errors import RowFailed
@@ -157,6 +157,7 @@ class Runner(Protocol):
 Launched = TypeVar("Launched")
 
 
+@runtime_checkable
 class LaunchingRunner(Runner, Protocol[Launched]):
     """A runner on a device, which computes beside the host: a step can be launched before the one before it is read.
 
@@ -167,7 +168,8 @@ class LaunchingRunner(Runner, Protocol[Launched]):
         """Begin what `run` does. Doesn't wait for the device, unless a row is to be scored.
 
         after  rows of one token that isn't known yet: it is what that row of the step launched last samples. Their
-               token_ids are ignored, their SampleSpec has num_unknown = 1
+               token_ids say nothing, their SampleSpec has num_unknown = 1
+        Rows are read before it returns, but for their SampleSpecs: what is behind the ids that these had may change.
         """
         ...
 

@@ -120,6 +120,14 @@ class Scheduler:
             self._preempted[0], len(self._preempted[0].ids) + 1
         )
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether the next step has a row for each running sequence and nothing else, whatever this one gives."""
+        return (
+            not (self._prefilling or self._preempted or self._struck)
+            and len(self._running) <= self._limits.max_batch
+        )
+
     def add_prefill(self, seq: Sequence) -> None:
         """Its blocks are reserved; chunks come in order of age."""
         seq.state = SequenceState.PREFILLING

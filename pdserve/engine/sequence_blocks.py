@@ -52,9 +52,9 @@ class SequenceBlocks:
         hits = self.find_hits_for_logits(seq)
         return self.pool.fits(hits, self.num_for(num_positions) - len(hits) + num_spare)
 
-    def is_short(self, seq: Sequence) -> bool:
-        """Whether the next position to compute has no block yet."""
-        return len(seq.block_table) * self.pool.block_size < len(seq.ids)
+    def is_short(self, seq: Sequence, num_unknown: int = 0) -> bool:
+        """Whether the next position to compute, behind so many that are being computed, has no block yet."""
+        return len(seq.block_table) * self.pool.block_size < len(seq.ids) + num_unknown
 
     def grow(self, seq: Sequence) -> bool:
         """One block more; False if none is available."""

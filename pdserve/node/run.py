@@ -62,7 +62,7 @@ from pdserve.worker.messages import (
     ToAll,
     ToSession,
 )
-from pdserve.worker.metered_runner import MeteredRunner
+from pdserve.worker.metered_runner import metered
 from pdserve.worker.role import CoreParts, RoleCore, limits_of
 from pdserve.worker.sessions import RouterSessions
 from pdserve.worker.start_gate import StartGate
@@ -157,7 +157,7 @@ class RoleRun:
         )
         self._to_engine = self._engine_driver.port("loop")
         self._to_transfer = self._transfer_driver.port("loop")
-        meter = MeteredRunner(
+        meter = metered(
             runner, ports.clock, lambda new_shape: from_engine(StepBegun(new_shape)), ports.energy
         )
         self._engine = Engine(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pdserve.clock import Clock
 from pdserve.energy import EnergyMeter
 from pdserve.engine.layout import KvLayout
-from pdserve.engine.port import ModelCard, Row, RowOutput, Runner
+from pdserve.engine.port import LaunchingRunner, ModelCard, Row, RowOutput, Runner
 from pdserve.kv_memory import KvMemory
 
 _Shape = tuple[int, int, int, int]
@@ -58,21 +59,33 @@ class MeteredRunner:
         return self.ended_s - self.begun_s
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
+        self._begin(rows)
+        self.begun_s = self._clock.now_s()
+        return self._measured(rows, lambda: self._runner.run(rows))
+
+    def _begin(self, rows: Sequence[Row]) -> None:
         shape = _shape(rows)
         new_shape = shape not in self._shapes
         self._shapes[shape] = None
         self._on_begin(new_shape)
-        self.begun_s = self._clock.now_s()
+
+    def _measured(self, rows: Sequence[Row], finish: Callable[[], list[RowOutput]]) -> list[RowOutput]:
+        """A step that ends with `finish`."""
+        before_j = self._read_j()
         try:
-            return self._runner.run(rows) if self._energy is None else self._run_metered(rows, self._energy)
+            outputs = finish()
         finally:
             self.ended_s = self._clock.now_s()
             self.num_steps += 1
+        return self._with_energy(rows, outputs, before_j)
 
-    def _run_metered(self, rows: Sequence[Row], meter: EnergyMeter) -> list[RowOutput]:
-        before_j = meter.read_j()
-        outputs = self._runner.run(rows)
-        after_j = meter.read_j()
+    def _read_j(self) -> float | None:
+        return None if self._energy is None else self._energy.read_j()
+
+    def _with_energy(
+        self, rows: Sequence[Row], outputs: list[RowOutput], before_j: float | None
+    ) -> list[RowOutput]:
+        after_j = self._read_j()
         if before_j is None or after_j is None:
             return outputs
         num_tokens = max(1, sum(len(row.token_ids) for row in rows))
@@ -81,6 +94,46 @@ class MeteredRunner:
             replace(output, energy_j=per_token_j * len(row.token_ids))
             for row, output in zip(rows, outputs, strict=True)
         ]
+
+
+class MeteredLaunches(MeteredRunner):
+    """A runner that launches, measured. A step counts from when it could begin (it was launched, and the one before it
+    was read) to when it is read."""
+
+    def __init__(
+        self,
+        runner: LaunchingRunner[Any],
+        clock: Clock,
+        on_begin: Callable[[bool], None],
+        energy: EnergyMeter | None = None,
+    ) -> None:
+        super().__init__(runner, clock, on_begin, energy)
+        self._launching = runner
+
+    def launch(self, rows: Sequence[Row], after: Mapping[int, int] | None = None) -> _Launched:
+        self._begin(rows)
+        launched_s = self._clock.now_s()
+        return _Launched(rows, self._launching.launch(rows, after), launched_s)
+
+    def collect(self, launched: _Launched) -> list[RowOutput]:
+        self.begun_s = max(launched.launched_s, self.ended_s)
+        return self._measured(launched.rows, lambda: self._launching.collect(launched.inner))
+
+
+def metered(
+    runner: Runner, clock: Clock, on_begin: Callable[[bool], None], energy: EnergyMeter | None
+) -> MeteredRunner:
+    """A runner, measured, that launches if the runner does."""
+    if isinstance(runner, LaunchingRunner):
+        return MeteredLaunches(runner, clock, on_begin, energy)
+    return MeteredRunner(runner, clock, on_begin, energy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    rows: Sequence[Row]
+    inner: Any
+    launched_s: float
 
 
 def _shape(rows: Sequence[Row]) -> _Shape:

@@ -51,7 +51,12 @@ class DeviceSampler:
         verdict = torch.stack((tokens, is_finite.to(torch.int64), is_left.to(torch.int64)))
         scored = [row for row, spec in enumerate(specs) if spec.key.params.logprobs is not None]
         return SampledTokens(
-            tokens, specs, edits.failed, self._bring(verdict), self._logprobs(logits, tokens, specs, scored)
+            tokens,
+            specs,
+            [spec.position for spec in specs],
+            edits.failed,
+            self._bring(verdict),
+            self._logprobs(logits, tokens, specs, scored),
         )
 
     def _bring(self, values: Tensor) -> Tensor:
@@ -130,6 +135,7 @@ class SampledTokens:
 
     tokens: Tensor
     specs: Sequence[SampleSpec]
+    positions: Sequence[int]
     failed: dict[int, RowFailed]
     verdict: Tensor
     logprobs: _Logprobs | None
@@ -141,7 +147,9 @@ class SampledTokens:
         for row, (token, is_finite, is_left) in enumerate(self.verdict.t().tolist()):
             spec = self.specs[row]
             if not is_finite:
-                outputs.append(RowOutput(error=RowFailed("logits are not finite", position=spec.position)))
+                outputs.append(
+                    RowOutput(error=RowFailed("logits are not finite", position=self.positions[row]))
+                )
             elif row in self.failed:
                 outputs.append(RowOutput(error=self.failed[row]))
             elif not is_left:

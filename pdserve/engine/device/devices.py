@@ -100,7 +100,7 @@ class CpuDevice:
     name = "cpu"
     gpus: tuple[int, ...] = ()
     num_processors = 1
-    is_sound_after_errors = True
+    is_sound_after_errors = False  # as of a GPU: a step launched ahead may be left
 
     def __init__(self, has: DeviceBytes | None = None, seconds: Sequence[float] = ()) -> None:
         """has, seconds: what `bytes` and `seconds_of` say, one after the other; it doesn't measure."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
@@ -35,6 +36,8 @@ from pdserve.errors import InvariantViolated
 from pdserve.kv_memory import KvMemory
 from pdserve.modelstore.progress import ByteProgress
 from pdserve.sampling import SampleKey, SamplingParams
+
+log = structlog.get_logger()
 
 _MOST_IN_FLIGHT = 2
 
@@ -103,7 +106,16 @@ class DeviceRunner:
             self.run(largest_step(self._card, max_step_tokens, max_batch))
         del self._pool, self._kernels, self._stage
         self._last = None
-        fitting = pool_size(device.bytes(), self._layout, utilization=utilization, num_blocks=num_blocks)
+        after = device.bytes()
+        fitting = pool_size(after, self._layout, utilization=utilization, num_blocks=num_blocks)
+        log.info(
+            "engine.memory",
+            device=device.name,
+            weights_bytes=after.held,
+            step_bytes=after.peak - after.held,
+            pool_bytes=fitting * self._layout.block_bytes,
+            num_blocks=fitting,
+        )
         self._layout = replace(self._layout, num_blocks=fitting)
         self._make_pool(precision)
         if folder.config.experts is None:  # how many tokens an expert has is known once its router has run

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner, InjectedFault
-from pdserve.engine.port import Row
+from pdserve.engine.port import LaunchingRunner, Row
 from pdserve.worker.messages import EngineBeat, StepBegun
-from pdserve.worker.metered_runner import MeteredRunner
+from pdserve.worker.metered_runner import MeteredLaunches, MeteredRunner, metered
 from pdserve.worker.watchdog import Watchdog
+from tests.support.launching_runner import LateRunner
 from tests.support.virtual_clock import VirtualClock
 
 
@@ -93,6 +94,27 @@ class TestMeteredRunner:
         rows = [Row([1] * 20, 0, [0, 1], None), Row([1] * 4, 0, [2], None)]
         assert [output.energy_j for output in meter.run(rows)] == [5.0, 1.0]
         assert [output.energy_j for output in meter.run(rows)] == [None, None]
+
+
+class TestMeteredLaunches:
+    def test_a_step_counts_from_when_the_one_before_it_was_read(self) -> None:
+        clock, begun = VirtualClock(), list[bool]()
+        inner = LateRunner(num_blocks=4, block_size=16)
+        meter = MeteredLaunches(inner, clock, begun.append, Readings(iter((10.0, 16.0, 17.0, 20.0))))
+        assert isinstance(metered(inner, clock, begun.append, None), LaunchingRunner)
+        waiting = metered(FakeRunner(num_blocks=4), clock, begun.append, None)
+        assert not isinstance(waiting, LaunchingRunner)
+        rows = [Row([1] * 20, 0, [0, 1], None), Row([1] * 4, 0, [2], None)]
+        first = meter.launch(rows)
+        clock.advance(0.5)
+        second = meter.launch(rows)
+        clock.advance(0.5)
+        assert [output.energy_j for output in meter.collect(first)] == [5.0, 1.0]
+        assert (meter.step_s, meter.num_steps) == (1.0, 1)
+        clock.advance(0.25)
+        assert [output.energy_j for output in meter.collect(second)] == [2.5, 0.5]
+        assert (meter.step_s, meter.num_steps) == (0.25, 2)
+        assert begun == [True, False]
 
 
 class Readings:
