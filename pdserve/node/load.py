@@ -129,7 +129,7 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
         return DeviceRunner(
             folder,
             device,
-            precision=device_precision(engine.dtype, device),
+            precision=device_precision(engine.dtype, engine.kv_dtype, device),
             num_blocks=engine.num_blocks or None,
             utilization=engine.gpu_memory_utilization,
             block_size=engine.block_size,
@@ -138,6 +138,8 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
             long_context=engine.long_context,
             progress=progress,
         )
+    if engine.kv_dtype != "auto":
+        raise Incompatible("engine.kv_dtype needs a GPU", kv_dtype=engine.kv_dtype, device=engine.device)
     return TorchRunner(
         folder,
         dtype=engine.dtype,

@@ -146,6 +146,11 @@ class EngineConfig:
     )
     dtype: str = setting("auto", "auto = bfloat16 where the CPU has instructions for it, else float32",
                          choices=("auto", "bfloat16", "float32"))  # fmt: skip
+    kv_dtype: str = setting(
+        "auto",
+        "numbers of the KV pool; auto = those of dtype; fp8: half the memory and what is sent, on GPUs",
+        choices=("auto", "fp8"),
+    )
     linear: str = setting(
         "auto",
         "kernels that multiply by weights; auto = by the CPU",

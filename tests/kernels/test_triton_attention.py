@@ -47,8 +47,8 @@ class World:
         """K and V of a row's first positions; what lies behind them stays NaN."""
         size = self.pool.layout.block_size
         for position in range(length):
-            place = self.pool.tensor[blocks[position // size], :, LAYER, :, position % size]
-            place.copy_(self.random(*place.shape))
+            place = self.pool.indexed[blocks[position // size], :, LAYER, :, position % size]
+            place.copy_(self.random(*place.shape).to(self.pool.tensor.dtype).view(place.dtype))
 
 
 def draw_world(source: random.Random, dtype: torch.dtype = torch.float32) -> World:
@@ -73,7 +73,7 @@ def draw_world(source: random.Random, dtype: torch.dtype = torch.float32) -> Wor
         windows=(0, source.choice([0, 0, 1, 5, 16, 70, 10_000]), 3),
     )
     pool = DevicePool(layout, dtype, CpuDevice())
-    pool.tensor.fill_(float("nan"))
+    pool.indexed.fill_(0x7F if dtype is torch.float8_e4m3fn else float("nan"))
     generator = torch.Generator().manual_seed(source.getrandbits(32))
     return World(
         pool,
@@ -133,6 +133,38 @@ def test_sixteen_bits(seed: int) -> None:
             LAYER, queries[:1], table[None], torch.tensor([33], dtype=torch.int32), outputs[:1]
         )
     assert float((got.float() - want.float()).abs().max()) < 4e-3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_pool_of_8_bits(seed: int) -> None:
+    """Widened when it is read, narrowed within its range when it is written; all else as ever."""
+    world = draw_world(random.Random(4000 + seed), torch.float8_e4m3fn)
+    heads, size = world.heads, world.pool.layout.block_size
+    blocks = list(range(-(-37 // size)))
+    world.write(blocks, 37)
+    queries = world.random(5, heads.query_width // heads.head_dim, heads.head_dim)
+    got, want = torch.empty(2, *queries.shape)
+    table = torch.tensor(blocks, dtype=torch.int32)
+    for kernels, outputs in ((world.triton, got), (world.gathered, want)):
+        kernels.attend_chunk(LAYER, queries[1:], table, 33, outputs[1:])
+        kernels.attend_singles(
+            LAYER, queries[:1], table[None], torch.tensor([33], dtype=torch.int32), outputs[:1]
+        )
+    assert_close(got, want)
+    # Numbers that need no rounding, which the interpreter does wrongly just below a power of two; and two beyond all.
+    drawn = world.random(1, heads.query_width + 2 * heads.num_kv_heads * heads.head_dim)
+    projected = drawn.mul(90).clamp(-448, 448).to(torch.float8_e4m3fn).to(torch.float32)
+    projected[0, -2:] = torch.tensor([-1000.0, 1000.0])
+    turns = torch.ones(1, 1, heads.head_dim // 2, dtype=torch.complex64)
+    stored: list[Tensor] = []
+    for kernels in (world.triton, world.gathered):
+        world.pool.indexed.zero_()
+        kernels.store(
+            LAYER, projected, Turn(lambda rows, _: rows, turns, None), torch.tensor([5], dtype=torch.int32)
+        )
+        stored.append(world.pool.tensor.to(torch.float32))
+    assert torch.equal(*stored)
+    assert stored[0].abs().max() == 448
 
 
 @pytest.mark.parametrize("seed", range(100))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from pdserve.engine.device.devices import Device
 from pdserve.engine.layout import KvLayout
@@ -21,10 +22,25 @@ class DevicePool:
             layout.pool_bytes + layout.block_bytes, dtype=torch.uint8, device=device.torch_device
         )
         self.memory = device.memory(values, layout.pool_bytes)
+        self._blocks = values.view(-1, layout.block_bytes)
         #: [num_blocks + 1, kv_heads, layers, 2, block_size, head_dim]
         self.tensor = values.view(dtype).view(
             -1, layout.kv_heads, layout.layers, 2, layout.block_size, layout.head_dim
         )
+
+    @property
+    def indexed(self) -> Tensor:
+        """`tensor`, as torch's indexing takes it: it has none for 8-bit floats, which are bytes then."""
+        return self.tensor.view(torch.uint8) if self.tensor.itemsize == 1 else self.tensor
+
+    @property
+    def limit(self) -> float:
+        """The largest number that is stored: larger ones become it. 0: whatever they are."""
+        return torch.finfo(self.tensor.dtype).max if self.tensor.itemsize == 1 else 0.0
+
+    def begin_blocks(self, block_ids: Tensor) -> None:
+        """Zero blocks that a step begins and leaves partly unfilled: a CPU that gets them reads them whole."""
+        self._blocks.index_fill_(0, block_ids, 0)
 
     @property
     def spare_block(self) -> int:

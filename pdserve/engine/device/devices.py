@@ -58,6 +58,11 @@ class Device(Protocol):
         ...
 
     @property
+    def has_fp8(self) -> bool:
+        """Whether its kernels know 8-bit floats."""
+        ...
+
+    @property
     def num_processors(self) -> int:
         """That run programs of a kernel side by side."""
         ...
@@ -100,6 +105,7 @@ class CpuDevice:
     name = "cpu"
     gpus: tuple[int, ...] = ()
     num_processors = 1
+    has_fp8 = True
     is_sound_after_errors = False  # as of a GPU: a step launched ahead may be left
 
     def __init__(self, has: DeviceBytes | None = None, seconds: Sequence[float] = ()) -> None:
@@ -155,6 +161,7 @@ class CudaDevice:
         properties = torch.cuda.get_device_properties(self.torch_device)
         self.name = f"{properties.name.replace(' ', '-')}/cuda{torch.version.cuda}"
         self.gpus = (_nvml_index(index),)
+        self.has_fp8 = (properties.major, properties.minor) >= (8, 9)
         self.num_processors = int(properties.multi_processor_count)
         self._pool: Any = None  # of graphs, a handle that torch names only for its own eyes
 

@@ -17,6 +17,7 @@ from pdserve.engine.device.device_pool import DevicePool
 from pdserve.engine.device.devices import Device
 from pdserve.engine.device.paged_attention import GatheredKernels, PagedKernels
 from pdserve.engine.layout import KvLayout
+from pdserve.engine.numerics import Precision
 from pdserve.errors import Incompatible
 
 log = structlog.get_logger()
@@ -42,23 +43,23 @@ def candidates(device: Device) -> list[MakeKernels]:
 
 
 def choose_kernels(
-    makers: Sequence[MakeKernels], device: Device, layout: KvLayout, heads: Heads, dtype: torch.dtype
+    makers: Sequence[MakeKernels], device: Device, layout: KvLayout, heads: Heads, precision: Precision
 ) -> MakeKernels:
     """The fastest of those that agree with the first one, which is the reference.
 
-    layout, heads, dtype  of the model
+    layout, heads, precision  of the model
     Raises Incompatible if one doesn't agree: who computes wrongly here may do so elsewhere.
     """
     if len(makers) == 1:
         return makers[0]
-    trial = _Trial(device, layout, heads, dtype)
+    trial = _Trial(device, layout, heads, precision)
     want = trial.outputs(makers[0])
     times_s: dict[str, float] = {}
     fastest = makers[0]
     for make in makers:
         kernels = make(trial.pool, trial.heads)
         error = float((trial.outputs(make) - want).abs().max())
-        if not error <= _WITHIN[dtype]:  # NaN isn't
+        if not error <= _WITHIN[precision.compute]:  # NaN isn't
             raise Incompatible("a kernel of this device computes wrongly", kernels=kernels.name, error=error)
         took_s = device.seconds_of(lambda kernels=kernels: trial.run(kernels))  # type: ignore[misc]
         if took_s < min(times_s.values(), default=float("inf")):
@@ -75,11 +76,12 @@ def choose_kernels(
 class _Trial:
     """A decode step of some rows with a long context, in one layer of the model."""
 
-    def __init__(self, device: Device, layout: KvLayout, heads: Heads, dtype: torch.dtype) -> None:
+    def __init__(self, device: Device, layout: KvLayout, heads: Heads, precision: Precision) -> None:
         width = -(-_ROW_TOKENS // layout.block_size)
-        self.pool = DevicePool(replace(layout, layers=1, num_blocks=_ROWS * width), dtype, device)
+        self.pool = DevicePool(replace(layout, layers=1, num_blocks=_ROWS * width), precision.kv, device)
         generator = torch.Generator(device=device.torch_device).manual_seed(1)
-        self.pool.tensor.normal_(generator=generator)
+        kept = torch.randn(self.pool.tensor.shape, generator=generator, device=device.torch_device)
+        self.pool.tensor.copy_(kept)
         self.heads = Heads(
             heads.num_kv_heads * heads.group_size,
             heads.num_kv_heads,
@@ -88,7 +90,9 @@ class _Trial:
             softcap=heads.softcap,
         )
         shape = (_ROWS, heads.num_kv_heads * heads.group_size, heads.head_dim)
-        self._queries = torch.randn(shape, generator=generator, device=device.torch_device).to(dtype)
+        self._queries = torch.randn(shape, generator=generator, device=device.torch_device).to(
+            precision.compute
+        )
         order = torch.randperm(_ROWS * width, generator=generator, device=device.torch_device)
         self._blocks = order.to(torch.int32).view(_ROWS, width)
         self._ends = torch.full((_ROWS,), _ROW_TOKENS - 3, dtype=torch.int32, device=device.torch_device)

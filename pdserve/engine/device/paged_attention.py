@@ -76,7 +76,7 @@ class GatheredKernels:
     def __init__(self, pool: DevicePool, heads: Heads) -> None:
         self._pool = pool
         self._heads = heads
-        self._slots = pool.tensor.permute(
+        self._slots = pool.indexed.permute(
             0, 4, 2, 3, 1, 5
         )  # [blocks, offsets, layers, 2, kv_heads, head_dim]
 
@@ -86,7 +86,10 @@ class GatheredKernels:
         keys_values = rows[:, heads.query_width :].view(len(rows), 2, heads.num_kv_heads, heads.head_dim)
         places = slots.to(torch.int64)
         here = (torch.div(places, size, rounding_mode="floor"), places % size)
-        self._slots[:, :, layer].index_put_(here, keys_values.to(self._pool.tensor.dtype))
+        if self._pool.limit:
+            keys_values = keys_values.clamp(-self._pool.limit, self._pool.limit)
+        stored = keys_values.to(self._pool.tensor.dtype).view(self._slots.dtype)
+        self._slots[:, :, layer].index_put_(here, stored)
         return rows[:, : heads.query_width].to(projected.dtype).view(len(rows), -1, heads.head_dim)
 
     def attend_singles(
@@ -126,7 +129,9 @@ class GatheredKernels:
     def _gathered(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, kv_heads, positions, head_dim] float32, of blocks [rows, width]."""
         layout = self._pool.layout
-        found = self._pool.tensor[:, :, layer].index_select(0, blocks.reshape(-1))
+        found = (
+            self._pool.indexed[:, :, layer].index_select(0, blocks.reshape(-1)).view(self._pool.tensor.dtype)
+        )
         shaped = found.view(*blocks.shape, *found.shape[1:]).permute(3, 0, 2, 1, 4, 5)
         keys, values = shaped.to(torch.float32).reshape(2, len(blocks), layout.kv_heads, -1, layout.head_dim)
         return keys, values

@@ -32,7 +32,7 @@ from pdserve.engine.models.decoder import StepInputs
 from pdserve.engine.numerics import LinearKind, Precision
 from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, misfit
 from pdserve.engine.prompt_scores import Scores, ScoreSlice, scores_of, slices_of, with_scores
-from pdserve.errors import InvariantViolated
+from pdserve.errors import Incompatible, InvariantViolated
 from pdserve.kv_memory import KvMemory
 from pdserve.modelstore.progress import ByteProgress
 from pdserve.sampling import SampleKey, SamplingParams
@@ -93,7 +93,7 @@ class DeviceRunner:
         self._heads = folder.heads()
         with torch.inference_mode():
             self._make_kernels = choose_kernels(
-                candidates(device), device, self._layout, self._heads, precision.kv
+                candidates(device), device, self._layout, self._heads, precision
             )
         self._make_pool(precision)
         self._card = replace(
@@ -211,8 +211,8 @@ class DeviceRunner:
         """
         plan = _plan(rows, sources, scored)
         begun = begun_blocks(plan.spans, self._layout.block_size)
-        if begun:  # for a CPU that may get them: it reads whole blocks (`KvPool.begin_blocks`)
-            self._pool.tensor.index_fill_(0, send(self._device, np.array(begun)), 0.0)
+        if begun:
+            self._pool.begin_blocks(send(self._device, np.array(begun)))
         if self._graphs is not None and not scored and self._graphs.fits(plan):
             logits = self._graphs.run(plan, self._fill_in)
             return logits, logits[:0]
@@ -240,10 +240,16 @@ class DeviceRunner:
         tables.tokens.copy_(torch.where(tables.sources == FROM_HOST, tables.tokens, given))
 
 
-def device_precision(dtype: str, device: Device) -> Precision:
-    """Of "auto", "bfloat16" or "float32" there: auto is bfloat16."""
+def device_precision(dtype: str, kv_dtype: str, device: Device) -> Precision:
+    """Of "auto", "bfloat16" or "float32", and for the pool "auto" or "fp8", there: auto is bfloat16, and the same for
+    the pool. Raises Incompatible if the device doesn't know 8-bit floats."""
+    if kv_dtype == "fp8" and not device.has_fp8:
+        raise Incompatible(
+            "engine.kv_dtype=fp8 needs a GPU of compute capability 8.9 or later", device=device.name
+        )
     kind = torch.float32 if dtype == "float32" else torch.bfloat16
-    return Precision(str(kind).removeprefix("torch."), kind, kind, LinearKind.PLAIN, device.torch_device)
+    kv = torch.float8_e4m3fn if kv_dtype == "fp8" else kind
+    return Precision(str(kind).removeprefix("torch."), kind, kv, LinearKind.PLAIN, device.torch_device)
 
 
 def largest_step(card: ModelCard, max_step_tokens: int, max_batch: int) -> list[Row]:
@@ -260,7 +266,8 @@ def largest_step(card: ModelCard, max_step_tokens: int, max_batch: int) -> list[
 
 def describe_device(precision: Precision, device: Device, kernels: str) -> str:
     """What the bits of results depend on; as `numerics.describe`."""
-    return "/".join((precision.name, device.name, kernels, f"torch{torch.__version__}"))
+    kv = f"kv-{str(precision.kv).removeprefix('torch.')}"
+    return "/".join((precision.name, kv, device.name, kernels, f"torch{torch.__version__}"))
 
 
 def _plan(rows: Sequence[Row], sources: Sequence[int | None], scored: Sequence[ScoreSlice]) -> StepPlan:

@@ -50,6 +50,7 @@ class TritonKernels:
             half=_power_of_two(heads.head_dim // 2),
             block_size=self._pool.layout.block_size,
             has_norm=turn.norm is not None,
+            limit=self._pool.limit,
         )
         return queries
 

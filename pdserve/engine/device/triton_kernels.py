@@ -7,7 +7,7 @@ A program gets the pool at its layer and head, and finds a position p of its row
     chunk    program (tile of queries, kv head): a tile is some query heads of some positions, whatever the group
     store    program (token, head): normalise, turn, and write a query to the queries, a key or value to the pool
 
-Products take the pool's dtype and give float32; sums and the softmax are float32. What isn't visible isn't loaded.
+Products take the queries' dtype and give float32; sums and the softmax are float32. What isn't visible isn't loaded.
 Strides are in values. A width that is no power of two is padded to the next one and masked.
 """
 
@@ -36,6 +36,7 @@ def store_turned(
     half: tl.constexpr,
     block_size: tl.constexpr,
     has_norm: tl.constexpr,
+    limit: tl.constexpr,  # of what is stored; 0: none
 ):
     token = tl.program_id(0)
     head = tl.program_id(1)
@@ -66,8 +67,17 @@ def store_turned(
         kv_head = (head - num_heads) % num_kv_heads
         place = pool + slot // block_size * block_stride + kv_head * head_stride + part * part_stride
         target = place + slot % block_size * D + 2 * pair
+        if limit > 0:
+            real = _limited(real, limit)
+            imag = _limited(imag, limit)
         tl.store(target, real.to(pool.dtype.element_ty), mask=inside)
         tl.store(target + 1, imag.to(pool.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _limited(x, limit):
+    """NaN stays NaN: it has to show."""
+    return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 
 @triton.jit
@@ -85,7 +95,7 @@ def _tanh(x):
 
 @triton.jit
 def _attend(
-    queries,  # [M, padded] in the pool's dtype
+    queries,  # [M, padded]
     positions,  # [M]: each query sees keys up to its own
     blocks,  # of the row
     pool,  # at its layer and head
@@ -114,8 +124,8 @@ def _attend(
         block = tl.load(blocks + key // block_size, mask=is_there, other=0).to(tl.int64)
         place = (block * block_stride + key % block_size * D)[:, None] + column[None, :]
         loaded = is_there[:, None] & (column < D)[None, :]
-        keys = tl.load(pool + place, mask=loaded, other=0.0)
-        values = tl.load(pool + part_stride + place, mask=loaded, other=0.0)
+        keys = tl.load(pool + place, mask=loaded, other=0.0).to(queries.dtype)
+        values = tl.load(pool + part_stride + place, mask=loaded, other=0.0).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         if has_cap:
             scores = softcap * _tanh(scores / softcap)
@@ -177,7 +187,7 @@ def attend_singles(
     inside = is_head[:, None] & (column < D)[None, :]
     query = tl.load(queries + here[:, None] + column[None, :], mask=inside, other=0.0)
     total, most, weight_sum = _attend(
-        query.to(pool.dtype.element_ty),
+        query,
         tl.zeros((M,), dtype=tl.int32) + end - 1,
         blocks + row * width,
         pool + kv_head * head_stride,
@@ -263,7 +273,7 @@ def attend_chunk(
     if window > 0:
         begin = tl.maximum(first + 1 - window, 0)
     total, _, weight_sum = _attend(
-        query.to(pool.dtype.element_ty),
+        query,
         start + tl.minimum(token, num_tokens - 1),
         blocks,
         pool + kv_head * head_stride,

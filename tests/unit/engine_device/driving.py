@@ -12,6 +12,7 @@ from pdserve.engine.numerics import LinearKind, Precision
 from tests.unit.engine_torch.driving import BLOCK_SIZE
 
 FLOAT32 = Precision("float32", torch.float32, torch.float32, LinearKind.PLAIN, torch.device("cpu"))
+FP8_KV = Precision("float32", torch.float32, torch.float8_e4m3fn, LinearKind.PLAIN, torch.device("cpu"))
 BFLOAT16 = Precision("bfloat16", torch.bfloat16, torch.bfloat16, LinearKind.PLAIN, torch.device("cpu"))
 
 
@@ -34,5 +35,5 @@ def make_device_runner(
         max_step_tokens=64,
         max_batch=max_batch,
     )
-    runner._pool.tensor.fill_(float("nan"))
+    runner._pool.indexed.fill_(0x7F if precision is FP8_KV else float("nan"))
     return runner

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdserve.engine.attention import Turn
 from pdserve.engine.device.runner import DeviceRunner
 from pdserve.engine.port import LaunchingRunner, Row, RowOutput, SampleSpec
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.errors import InvariantViolated, RowFailed
 from pdserve.sampling import SamplingParams
 from tests.support.random_families import FAMILIES, VOCAB_SIZE, save_random
-from tests.unit.engine_device.driving import BFLOAT16, make_device_runner
+from tests.unit.engine_device.driving import BFLOAT16, FP8_KV, make_device_runner
 from tests.unit.engine_torch.driving import (
     Stream,
     advance,
@@ -85,6 +86,29 @@ def test_bfloat16_is_the_same_but_for_rounding(tmp_path: Path) -> None:
     _, logits = mixed(make_device_runner(folder, precision=BFLOAT16), VOCABULARY)
     _, want = mixed(make_runner(folder, num_blocks=64), VOCABULARY)
     assert float((logits[0] - want[0]).norm() / want[0].norm()) < 2.0**-5
+
+
+def test_a_pool_of_8_bits_is_a_quarter_and_nearly_the_same(folder: Path) -> None:
+    runner, whole = make_device_runner(folder, precision=FP8_KV), make_device_runner(folder)
+    assert runner.layout.block_bytes * 4 == whole.layout.block_bytes
+    assert (
+        runner.layout.wire_json() != whole.layout.wire_json()
+    )  # workers with the one and the other are no pair
+    _, logits = mixed(runner, VOCABULARY)
+    _, want = mixed(whole, VOCABULARY)
+    assert 0 < float((logits[0] - want[0]).norm() / want[0].norm()) < 0.1
+
+
+def test_8_bits_keep_the_largest_number_and_not_a_number(folder: Path) -> None:
+    runner = make_device_runner(folder, precision=FP8_KV)
+    width = 96 + 2 * 32
+    projected = torch.zeros(2, width)
+    projected[0, -1], projected[0, -2], projected[0, -3] = 1000.0, -1000.0, float("nan")
+    turn = Turn(lambda rows, _: rows, torch.empty(0), None)
+    runner._kernels.store(1, projected, turn, torch.tensor([3, 20], dtype=torch.int32))
+    stored = runner._pool.tensor[0, 1, 1, 1, 3].to(torch.float32)
+    assert stored[-2:].tolist() == [-448.0, 448.0]
+    assert stored[-3].isnan()
 
 
 def test_it_is_a_runner(runner: DeviceRunner) -> None:

@@ -14,6 +14,7 @@ from pdserve.engine.device.kernel_choice import MakeKernels, candidates, choose_
 from pdserve.engine.device.paged_attention import GatheredKernels
 from pdserve.engine.layout import KvLayout
 from pdserve.errors import Incompatible
+from tests.unit.engine_device.driving import FLOAT32
 
 LAYOUT = KvLayout(
     num_blocks=5, kv_heads=2, layers=2, block_size=16, head_dim=8, dtype="float32", item_bytes=4
@@ -47,7 +48,7 @@ class Poisoned(Wrong):
 
 def choose(makers: list[MakeKernels], seconds: list[float]) -> str:
     device = CpuDevice(seconds=seconds)
-    chosen = choose_kernels(makers, device, LAYOUT, HEADS, torch.float32)
+    chosen = choose_kernels(makers, device, LAYOUT, HEADS, FLOAT32)
     return chosen(DevicePool(LAYOUT, torch.float32, device), HEADS).name
 
 

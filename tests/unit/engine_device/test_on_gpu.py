@@ -23,7 +23,7 @@ def on_gpu(folder: Path) -> DeviceRunner:
     return DeviceRunner(
         folder,
         device,
-        precision=device_precision("float32", device),
+        precision=device_precision("float32", "auto", device),
         num_blocks=64,
         utilization=0.9,
         block_size=BLOCK_SIZE,

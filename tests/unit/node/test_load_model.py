@@ -64,6 +64,16 @@ def test_settings_of_cpus_are_refused_on_a_gpu(settings: dict[str, Any], words: 
         verify_for_gpu(load(flags=settings))
 
 
+def test_8_bits_need_a_gpu(tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path / "m")
+    for name, content in Tokenizer.fake().files.items():
+        (folder / name).write_bytes(content)
+    clock = VirtualClock()
+    settings = load(flags={"worker.model": str(folder), "engine.device": "cpu", "engine.kv_dtype": "fp8"})
+    with pytest.raises(Incompatible, match="kv_dtype needs a GPU"):
+        load_model(settings, LoadProgress(clock, lambda state: None, None), clock)
+
+
 @pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:x", "cuda:1,cuda:2", ""])
 def test_devices_have_names(text: str) -> None:
     with pytest.raises(ConfigError, match="auto, cpu, or cuda:N"):
