@@ -107,6 +107,10 @@ class TextFields(msgspec.Struct, kw_only=True):
     guided_choice: msgspec.Raw = NOT_GIVEN
     guided_grammar: msgspec.Raw = NOT_GIVEN
     logits_processors: msgspec.Raw = NOT_GIVEN
+    # Notes of the client to itself.
+    metadata: msgspec.Raw = NOT_GIVEN
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     def check_supported(self) -> None:
         """Raises HttpRefusal for what can't be had; to leave it out in silence would be another answer than asked."""

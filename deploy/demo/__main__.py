@@ -66,6 +66,8 @@ async def _demo(arguments: argparse.Namespace, console: Console) -> int:
         up = ["--model", arguments.model, "--prefill", "1", "--decode", "1"]
         async with running_cluster(Path(scratch), up) as cluster:
             console.print(f"{cluster.ready_line}\n", highlight=False, soft_wrap=True)
+            if cluster.http:
+                console.print(f"{_curl(cluster.http)}\n", highlight=False, soft_wrap=True, markup=False)
             started_s = clock.now_s()
             with view_on(console, prompts) as view:
                 finished = await _Streams(cluster, view, arguments).run(prompts)
@@ -78,6 +80,12 @@ async def _demo(arguments: argparse.Namespace, console: Console) -> int:
             'Kill the decode worker in mid-sentence: make demo DEMO_ARGS="--kill decode"', highlight=False
         )
     return 0
+
+
+def _curl(http: str) -> str:
+    """The line by which anybody else asks the same cluster, while it runs."""
+    asked = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
+    return f"curl {http}/v1/chat/completions -d '{asked}'"
 
 
 def _fetched(model: str) -> bool:

@@ -35,13 +35,23 @@ class DemoCluster:
         """host:port of the router."""
         return str(self._told()["router"])
 
-    def kill(self, role: str) -> int:
-        """kill -9 the first process of a role; its pid. Raises WorkerLost if there is none."""
+    @property
+    def http(self) -> str:
+        """URL of its HTTP door; "" = it has none."""
+        return str(self._told()["http"])
+
+    def pid(self, role: str) -> int:
+        """Of the first process of a role. Raises WorkerLost if there is none."""
         for row in self._told()["processes"]:
             if row["role"] == role:
-                os.kill(row["pid"], signal.SIGKILL)
                 return int(row["pid"])
         raise WorkerLost("no such process in the demo's cluster", role=role)
+
+    def kill(self, role: str) -> int:
+        """kill -9 the first process of a role; its pid. Raises WorkerLost if there is none."""
+        pid = self.pid(role)
+        os.kill(pid, signal.SIGKILL)
+        return pid
 
     def _told(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(self.ready_file.read_text())

@@ -23,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tests.support.processes import LocalCluster
-from tests.support.readme import ADDRESS, ROOT, Grpcurl, blocks, commands
+from tests.support.readme import ADDRESS, HTTP_ADDRESS, ROOT, Grpcurl, blocks, commands
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -59,7 +59,14 @@ def test_the_demo_says_where_the_time_went() -> None:
         shlex.split(line), cwd=ROOT, env=environ, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    for wanted in ("chat ", "completion ", "time to first token", "exposed transfer", "KV sent"):
+    for wanted in (
+        "/v1/chat/completions -d ",
+        "chat ",
+        "completion ",
+        "time to first token",
+        "exposed transfer",
+        "KV sent",
+    ):
         assert wanted in done.stdout
 
 
@@ -69,6 +76,16 @@ def test_commands(cluster: LocalCluster, line: str) -> None:
     assert out.strip()
     if "--json" in shlex.split(line):
         assert json.loads(out)
+
+
+@pytest.mark.parametrize("line", commands("curl"))
+def test_curl(cluster: LocalCluster, line: str) -> None:
+    words = [word.replace(f"http://{HTTP_ADDRESS}", cluster.http) for word in shlex.split(line)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    if "-sN" in words:
+        assert done.stdout.endswith("data: [DONE]\n\n")
+    else:
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize("line", commands("grpcurl"))

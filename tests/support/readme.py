@@ -13,6 +13,7 @@ from pdserve.service.settings import shown
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "127.0.0.1:50051"
+HTTP_ADDRESS = "127.0.0.1:8000"
 PAGES = ("README.md", "docs/api.md")  # whose commands and examples are run
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.readme import ADDRESS, ROOT, Grpcurl, between, blocks, commands, markdown_table
+from tests.support.readme import (
+    ADDRESS,
+    HTTP_ADDRESS,
+    ROOT,
+    Grpcurl,
+    between,
+    blocks,
+    commands,
+    markdown_table,
+)
 
 
 def test_the_configuration_table_is_that_of_the_code() -> None:
@@ -24,13 +33,13 @@ def test_the_readme_is_short() -> None:
 
 def test_every_command_is_of_a_kind_that_the_end_to_end_test_runs() -> None:
     programs = {shlex.split(line)[0] for line in commands()}
-    assert programs == {"make", "pdserve", "grpcurl"}
+    assert programs == {"make", "pdserve", "grpcurl", "curl"}
     assert commands("make") == ["make demo", "make test"]
 
 
-def test_every_address_in_a_command_is_the_one_that_the_test_replaces() -> None:
+def test_every_address_in_a_command_is_one_that_the_test_replaces() -> None:
     text = "\n".join(commands() + blocks("python"))
-    assert set(re.findall(r"\d+\.\d+\.\d+\.\d+:\d+", text)) == {ADDRESS}
+    assert set(re.findall(r"\d+\.\d+\.\d+\.\d+:\d+", text)) <= {ADDRESS, HTTP_ADDRESS}
 
 
 def test_grpcurl_lines_can_be_read() -> None:
