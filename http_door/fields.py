@@ -108,7 +108,7 @@ class TextFields(msgspec.Struct, kw_only=True):
     guided_grammar: msgspec.Raw = NOT_GIVEN
     logits_processors: msgspec.Raw = NOT_GIVEN
     # Notes of the client to itself.
-    metadata: msgspec.Raw = NOT_GIVEN
+    metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 

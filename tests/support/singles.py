@@ -139,15 +139,19 @@ class Singles:
 
     def router(self, name: str, *flags: str) -> Single:
         """A router, not yet started."""
-        address, operators = (f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}" for _ in range(2))
+        address, operators = self.reserve(), self.reserve()
         listen = ("--listen", address, "--workers-listen", operators)
         single = self._make("router", name, *listen, "--id", name, *flags)
         single.address, single.operators = address, operators
         return single
 
+    def reserve(self) -> str:
+        """An address of this machine that nobody else gets."""
+        return f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}"
+
     def gateway(self, name: str, *flags: str) -> Single:
         """A gateway in front of all routers that were made before it, not yet started."""
-        address = f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}"
+        address = self.reserve()
         routers = ",".join(router.address for router in self.routers)
         single = self._make("gateway", name, "--target", routers, "--listen", address, *flags)
         single.address = address
@@ -185,7 +189,7 @@ class Singles:
 
     def twin(self, single: Single) -> Single:
         """Another process with the id of a worker, not yet started; killed at the end as all are."""
-        metrics = f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}"
+        metrics = self.reserve()
         command = tuple(metrics if word == single.metrics else word for word in single.command)
         twin = dataclasses.replace(
             single, command=command, metrics=metrics, log=single.log.with_suffix(".twin.log"), _process=None
@@ -204,7 +208,7 @@ class Singles:
         return tuple(single for single in self.all.values() if single.role not in ("router", "gateway"))
 
     def _make(self, role: str, name: str, *flags: str, command: str = "") -> Single:
-        metrics = f"127.0.0.1:{self._ports.reserve('127.0.0.1', 0)}"
+        metrics = self.reserve()
         words = (sys.executable, "-m", "pdserve.cli", command or role, *self._flags, *flags)
         single = Single(
             role=role,
