@@ -16,6 +16,7 @@ from pdserve.engine.kv_pool import KvPool
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_folder import ModelFolder
 from pdserve.engine.models.decoder import StepInputs
+from pdserve.engine.native.attention import NativeAttention, fits
 from pdserve.engine.numerics import Precision, choose_precision, describe
 from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, misfit
 from pdserve.engine.prompt_scores import ScoreSlice, scores_of, slices_of, with_scores
@@ -187,6 +188,9 @@ class TorchRunner:
             return self._model.forward(step)
 
     def _attention(self, spans: list[Span], num_rows: int) -> StepAttention:
+        kernels = self._precision.kernels
+        if kernels is not None and fits(self._heads, self._pool):
+            return NativeAttention(kernels, self._pool, spans, self._heads)
         if self._card.deterministic:
             return TiledAttention(self._pool, spans, self._heads, num_rows)
         return BatchedAttention(self._pool, spans, self._heads, self._precision.compute, num_rows)

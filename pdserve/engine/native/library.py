@@ -18,7 +18,7 @@ import torch
 from pdserve.modelstore.errors import BadModel
 
 _FOLDER = Path(__file__).parent
-_ABI = 1  # threads.c has the same number
+_ABI = 2  # threads.c has the same number
 #: best last
 VARIANTS = ("neon", "avx2", "avx512", "avx512-bf16")
 _PROBES = {
@@ -27,9 +27,13 @@ _PROBES = {
     "avx512-bf16": ("_is_avx512_supported", "_is_vnni_supported", "_is_avx512_bf16_supported"),
 }
 
-_address, _count, _flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_address, _count, _flag, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "pd_linear": (*(_address,) * 4, *(_count,) * 3, _flag, _flag),
+    "pd_attend": (
+        *(_address, _count, _count, _address, _address, _address, _number, _address),
+        *(_address, _count, _address, _count, _flag),
+    ),
 }
 
 

@@ -31,25 +31,6 @@ typedef struct {
     int flags;
 } Linear;
 
-/* acc += weights of 2 · W outputs and neighbours × a pair of x */
-#if BF16_PRODUCTS
-typedef uint32_t x_pair;
-INLINE x_pair load_pair(const act *x) { return LOAD(uint32_t, x); }
-INLINE vf product(vf acc, vu w, x_pair x) {
-    return __builtin_bit_cast(vf, _mm512_dpbf16_ps(__builtin_bit_cast(__m512, acc), __builtin_bit_cast(__m512bh, w),
-                                                  __builtin_bit_cast(__m512bh, _mm512_set1_epi32((int)x))));
-}
-#else
-typedef struct {
-    float first, second;
-} x_pair;
-INLINE x_pair load_pair(const act *x) { return (x_pair){x[0], x[1]}; }
-INLINE vf product(vf acc, vu w, x_pair x) {
-    acc = fma_(as_floats(w << 16), splat(x.first), acc);
-    return fma_(as_floats(w & 0xffff0000u), splat(x.second), acc);
-}
-#endif
-
 INLINE void store_block(const Linear *job, int64_t row, int64_t output, const vf *acc) {
     int64_t left = job->outputs - output;
     for (int lane = 0; lane < LANES; lane++) {

@@ -51,7 +51,8 @@ INLINE vf splat(float x) { return (vf)x; }
 INLINE vu as_bits(vf x) { return __builtin_bit_cast(vu, x); }
 INLINE vf as_floats(vu x) { return __builtin_bit_cast(vf, x); }
 INLINE vf fma_(vf a, vf b, vf c) { return __builtin_elementwise_fma(a, b, c); }
-INLINE vf max_(vf a, vf b) { return __builtin_elementwise_max(a, b); }
+/* The larger; b if either is NaN, so that a NaN in b stays. */
+INLINE vf max_(vf a, vf b) { return a > b ? a : b; }
 INLINE vf select_(vi mask, vf yes, vf no) { return as_floats((as_bits(yes) & (vu)mask) | (as_bits(no) & ~(vu)mask)); }
 
 INLINE vf widen(vh x) { return as_floats(__builtin_convertvector(x, vu) << 16); }
@@ -99,19 +100,11 @@ INLINE f4 fold(vf x) { return x; }
 INLINE float sum(vf x) { return sum4(fold(x)); }
 INLINE float largest(vf x) { return __builtin_reduce_max(x); }
 
-/* Four sums at once; each in the order of `sum`. */
-INLINE f4 sums4(vf a, vf b, vf c, vf d) {
-    f4 x = fold(a), y = fold(b), z = fold(c), w = fold(d);
-    f4 xy_low = __builtin_shufflevector(x, y, 0, 4, 1, 5), xy_high = __builtin_shufflevector(x, y, 2, 6, 3, 7);
-    f4 zw_low = __builtin_shufflevector(z, w, 0, 4, 1, 5), zw_high = __builtin_shufflevector(z, w, 2, 6, 3, 7);
-    f4 xy = xy_low + xy_high, zw = zw_low + zw_high; /* x0+x2 y0+y2 x1+x3 y1+y3 */
-    return __builtin_shufflevector(xy, zw, 0, 1, 4, 5) + __builtin_shufflevector(xy, zw, 2, 3, 6, 7);
-}
-
 /* e^x to 1 unit in the last place or two for x ≤ 0 and moderate x > 0; 0 far below. Source: Cephes, expf. */
 INLINE vf exp_(vf x) {
     vi is_tiny = x < splat(-87.3f);
-    x = __builtin_elementwise_min(max_(x, splat(-87.3f)), splat(88.0f));
+    x = max_(splat(-87.3f), x);
+    x = splat(88.0f) < x ? splat(88.0f) : x;
     vf n = __builtin_elementwise_roundeven(x * splat(1.44269504088896341f));
     vf r = fma_(n, splat(-0.693359375f), x);
     r = fma_(n, splat(2.12194440e-4f), r);
@@ -127,7 +120,27 @@ INLINE vf exp_(vf x) {
 }
 
 INLINE vf tanh_(vf x) {
-    vf e = exp_(max_(splat(-2.0f) * __builtin_elementwise_abs(x), splat(-80.0f)));
+    vf e = exp_(max_(splat(-80.0f), splat(-2.0f) * __builtin_elementwise_abs(x)));
     vf size = (splat(1.0f) - e) / (splat(1.0f) + e);
     return __builtin_elementwise_copysign(size, x);
 }
+
+/* acc += a pair of x × two neighbours of each of W columns: a line of packed bfloat16 holds the pairs of W columns side by
+ * side. One order of adding, in each variant its own. */
+#if BF16_PRODUCTS
+typedef uint32_t x_pair;
+INLINE x_pair load_pair(const act *x) { return LOAD(uint32_t, x); }
+INLINE vf product(vf acc, vu pairs, x_pair x) {
+    return __builtin_bit_cast(vf, _mm512_dpbf16_ps(__builtin_bit_cast(__m512, acc), __builtin_bit_cast(__m512bh, pairs),
+                                                  __builtin_bit_cast(__m512bh, _mm512_set1_epi32((int)x))));
+}
+#else
+typedef struct {
+    float first, second;
+} x_pair;
+INLINE x_pair load_pair(const act *x) { return (x_pair){x[0], x[1]}; }
+INLINE vf product(vf acc, vu pairs, x_pair x) {
+    acc = fma_(as_floats(pairs << 16), splat(x.first), acc);
+    return fma_(as_floats(pairs & 0xffff0000u), splat(x.second), acc);
+}
+#endif

@@ -1,0 +1,163 @@
+"""Attention of one step by compiled kernels: K and V are read in the pool's blocks, nothing is gathered or copied.
+
+A step is cut into tasks that any thread may take: some tokens of one sequence with the query heads of one KV head. A
+single token's context is cut too, into the kernel's spans, whose results are merged in order (kernels/attention.c). No
+cut changes a result, so this is also deterministic mode's attention.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.attention import Heads, Span, Turn
+from pdserve.engine.kv_pool import KvPool
+from pdserve.engine.native.library import Kernels
+
+_SPAN_KEYS = 256  # SPAN, MAX_ROWS and MAX_DIM of the kernel
+_MAX_ROWS = 128
+_MAX_DIM = 256
+# Of a chunk's task: packing keys and values costs as much as a few rows do.
+_TASK_ROWS = 96
+
+
+class _Step(ctypes.Structure):
+    """`Step` of the kernel."""
+
+    _fields_ = [
+        ("pool", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+        ("partials", ctypes.c_void_p),
+        ("queries", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_int64),
+        ("layers", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("group", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    ]
+
+
+def fits(heads: Heads, pool: KvPool) -> bool:
+    """Whether the kernel has these sizes."""
+    size = heads.head_dim
+    return (
+        pool.dtype is torch.bfloat16
+        and size % 16 == 0
+        and size <= _MAX_DIM
+        and heads.group_size <= _MAX_ROWS
+    )
+
+
+class NativeAttention:
+    """See `StepAttention`. Sizes must fit."""
+
+    def __init__(self, kernels: Kernels, pool: KvPool, spans: Sequence[Span], heads: Heads) -> None:
+        """What layers share is made here."""
+        layout = pool.layout
+        size = layout.block_size
+        self._call = kernels.functions.pd_attend
+        self._heads = heads
+        self._plans = {window: _Plan(spans, heads, window, size) for window in heads.kinds}
+        blocks = [span.blocks(size) for span in spans]
+        pool.prepare([block for table in blocks for block in table])
+        self._tables = torch.tensor([block for table in blocks for block in table], dtype=torch.int32)
+        self._slots = torch.tensor(
+            [
+                span.block_table[position // size] * size + position % size
+                for span in spans
+                for position in range(span.start, span.end)
+            ]
+        )
+        num_tokens = len(self._slots)
+        self._queries = torch.empty(num_tokens, heads.query_width, dtype=kernels.activations)
+        self._outputs = torch.empty(num_tokens, heads.query_width, dtype=kernels.activations)
+        num_partials = max(plan.num_partials for plan in self._plans.values())
+        self._partials = torch.empty(num_partials * heads.group_size * (heads.head_dim + 2))
+        self._pool = pool.tensor
+        self._step = _Step(
+            pool.tensor.data_ptr(),
+            self._slots.data_ptr(),
+            self._tables.data_ptr(),
+            self._partials.data_ptr(),
+            self._queries.data_ptr(),
+            num_tokens,
+            layout.layers,
+            layout.kv_heads,
+            heads.group_size,
+            heads.head_dim,
+            size,
+            heads.scale,
+            heads.softcap,
+        )
+        self._step_at = ctypes.addressof(self._step)
+
+    def attend(self, layer: int, projected: Tensor, turn: Turn) -> Tensor:
+        """In the kernels' activations; the projection is left as it is."""
+        window = self._heads.window(layer)
+        plan = self._plans[window]
+        norm = turn.norm
+        assert projected.dtype is self._outputs.dtype and projected.is_contiguous()
+        self._call(
+            self._step_at,
+            layer,
+            window,
+            projected.data_ptr(),
+            turn.turns.data_ptr(),
+            None if norm is None else norm.weight.data_ptr(),
+            0.0 if norm is None else norm.eps,
+            self._outputs.data_ptr(),
+            plan.tasks_at,
+            plan.num_tasks,
+            plan.merges_at,
+            plan.num_merges,
+            torch.get_num_threads(),
+        )
+        return self._outputs
+
+
+class _Plan:
+    """The tasks of all layers with one window: the largest first, so that no thread ends long after the others."""
+
+    def __init__(self, spans: Sequence[Span], heads: Heads, window: int, block_size: int) -> None:
+        tables = [0, *accumulate(len(span.blocks(block_size)) for span in spans)]
+        tasks: list[tuple[int, ...]] = []
+        merges: list[tuple[int, ...]] = []
+        num_tokens = max(1, _TASK_ROWS // heads.group_size)
+        self.num_partials = 0
+        for span, table in zip(spans, tables, strict=False):
+            for offset in range(0, span.length, num_tokens):
+                count, position = min(num_tokens, span.length - offset), span.start + offset
+                first_key, end = max(0, position + 1 - window) if window else 0, position + count
+                row = span.first + offset
+                cuts = [
+                    first_key,
+                    *range((first_key // _SPAN_KEYS + 1) * _SPAN_KEYS, end, _SPAN_KEYS),
+                    end,
+                ]
+                is_cut = span.length == 1 and len(cuts) > 2
+                for kv_head in range(heads.num_kv_heads):
+                    if not is_cut:
+                        tasks.append((row, count, position, table, kv_head, first_key, end, -1))
+                        continue
+                    merges.append((row, kv_head, self.num_partials, len(cuts) - 1))
+                    for begin, stop in zip(cuts, cuts[1:], strict=False):
+                        tasks.append((row, 1, position, table, kv_head, begin, stop, self.num_partials))
+                        self.num_partials += 1
+        tasks.sort(key=_work, reverse=True)
+        self._tasks = torch.tensor(tasks)
+        self._merges = torch.tensor(merges)
+        self.tasks_at, self.num_tasks = self._tasks.data_ptr(), len(tasks)
+        self.merges_at, self.num_merges = self._merges.data_ptr(), len(merges)
+
+
+def _work(task: tuple[int, ...]) -> int:
+    """Rows times keys."""
+    return task[1] * (task[6] - task[5])
