@@ -49,10 +49,7 @@ def fits(heads: Heads, pool: KvPool) -> bool:
     """Whether the kernel has these sizes."""
     size = heads.head_dim
     return (
-        pool.dtype is torch.bfloat16
-        and size % 16 == 0
-        and size <= _MAX_DIM
-        and heads.group_size <= _MAX_ROWS
+        pool.dtype is torch.bfloat16 and size % 16 == 0 and size <= _MAX_DIM and heads.group_size <= _MAX_ROWS
     )
 
 
