@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -145,7 +145,7 @@ class _Plan:
                         tasks.append((row, count, position, table, kv_head, first_key, end, -1))
                         continue
                     merges.append((row, kv_head, self.num_partials, len(cuts) - 1))
-                    for begin, stop in zip(cuts, cuts[1:], strict=False):
+                    for begin, stop in pairwise(cuts):
                         tasks.append((row, 1, position, table, kv_head, begin, stop, self.num_partials))
                         self.num_partials += 1
         tasks.sort(key=_work, reverse=True)
