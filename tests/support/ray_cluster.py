@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.ids import system_random
+from tests.support.ray_autoscaler import Machines, head_arguments
 from tests.support.waiting import until
 
 _MARK = "TEST_PDSERVE_MARK"
@@ -47,13 +48,18 @@ class RayNodes:
 
 
 @contextlib.asynccontextmanager
-async def ray_nodes(*further: dict[str, float], **head: float) -> AsyncIterator[RayNodes]:
-    """Nodes with these resources, for the block; AssertionError if a process of theirs is left."""
+async def ray_nodes(
+    *further: dict[str, float], machines: Machines | None = None, **head: float
+) -> AsyncIterator[RayNodes]:
+    """Nodes with these resources, for the block; AssertionError if a process of theirs is left.
+
+    machines  what an autoscaler may add
+    """
     mark = f"{system_random().getrandbits(64):016x}"
     os.environ[_MARK] = mark
     folder = Path(tempfile.mkdtemp(prefix="pdr-", dir="/tmp"))  # sockets in it: 107 characters at most
     try:
-        cluster = _started(folder, head)
+        cluster = _started(folder, head, machines)
         try:
             nodes = RayNodes(cluster, mark)
             for resources in further:
@@ -74,7 +80,7 @@ async def ray_nodes(*further: dict[str, float], **head: float) -> AsyncIterator[
         del os.environ[_MARK]
 
 
-def _started(folder: Path, head: dict[str, float]) -> Any:
+def _started(folder: Path, head: dict[str, float], machines: Machines | None) -> Any:
     from ray.cluster_utils import Cluster
 
     arguments = {
@@ -86,7 +92,10 @@ def _started(folder: Path, head: dict[str, float]) -> Any:
     }
     for left in reversed(range(_START_TRIES)):
         try:
-            return Cluster(initialize_head=True, head_node_args=arguments)
+            with contextlib.ExitStack() as stack:
+                if machines is not None:
+                    arguments |= stack.enter_context(head_arguments(machines, folder, head))
+                return Cluster(initialize_head=True, head_node_args=arguments)
         except Exception:  # on a busy machine a head may not start in Ray's own time
             if not left:
                 raise
