@@ -28,7 +28,14 @@ def spans_of(attempt: DecodeAttempt, trace: Trace, end_s: float) -> list[TraceSp
     common: dict[str, Attribute] = {"pdserve.role": "decode"}
     if attempt.source is not None:
         common["pdserve.prefill.worker"] = attempt.source.id
-    return trace.spans(parts, common, attempt.moments, attempt.error)
+    moments = attempt.moments
+    events = {
+        "prefill": [moment for moment in moments if moment.at_s <= started_s],
+        "decode": [
+            moment for moment in moments if moment.at_s > started_s
+        ],  # chunks of what is recomputed, too
+    }
+    return trace.spans(parts, common, events, attempt.error)
 
 
 def _of_transfer(handed_off: HandedOff | None) -> dict[str, Attribute]:

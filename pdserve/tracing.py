@@ -6,7 +6,6 @@ that isn't sampled costs one draw, or one comparison.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -110,24 +109,24 @@ class Trace:
         self,
         parts: Sequence[Part],
         common: Mapping[str, Attribute],
-        events: Sequence[SpanEvent],
+        events: Mapping[str, Sequence[SpanEvent]],
         error: str,
     ) -> list[TraceSpan]:
-        """Of a worker's parts in an attempt, one behind the other. events: each goes to the part that it fell in.
+        """Of a worker's parts in an attempt, one behind the other; events of each by its name.
 
         error  that ended it, in the last part; "" = none
         """
-        made: list[TraceSpan] = []
-        for place, (name, begin_s, end_s, about) in enumerate(parts):
-            is_last = place == len(parts) - 1
-            until_s = math.inf if is_last else end_s
-            own = [event for event in events if begin_s <= event.at_s <= until_s]
-            events = [event for event in events if event.at_s > until_s]
-            ends = error if is_last else ""
-            made.append(
-                self.span(name, begin_s, end_s, attributes={**common, **about}, events=own, error=ends)
+        return [
+            self.span(
+                name,
+                begin_s,
+                end_s,
+                attributes={**common, **about},
+                events=events.get(name, ()),
+                error=error if place == len(parts) - 1 else "",
             )
-        return made
+            for place, (name, begin_s, end_s, about) in enumerate(parts)
+        ]
 
 
 def named_below(name: AttemptName, place: Trace | None) -> AttemptName:

@@ -29,4 +29,4 @@ def spans_of(attempt: PrefillAttempt, trace: Trace, end_s: float) -> list[TraceS
         "pdserve.role": "prefill",
         "pdserve.decode.worker": lease.decode_worker.id,
     }
-    return trace.spans(parts, common, attempt.moments, attempt.error)
+    return trace.spans(parts, common, {"prefill": attempt.moments}, attempt.error)

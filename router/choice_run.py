@@ -84,6 +84,7 @@ class ChoiceRun:
         self.num_attempts = 1
         self.num_strikes = 0
         self.traced: deque[Attempt] = deque(maxlen=MAX_TRACED)
+        self.is_placed = False  # the latest attempt has, or had, a pair
         self._parts = parts
         self._asked = asked
         self._identity = identity
@@ -193,6 +194,7 @@ class ChoiceRun:
 
     def _ticket(self) -> Ticket:
         choice, asked = self.choice, self._asked
+        self.is_placed = False
         ticket = Ticket(
             name=self._name,
             need=Need(
@@ -220,6 +222,7 @@ class ChoiceRun:
     def _start(self, ticket: Ticket, placement: Placement) -> None:
         """Called by admission in the moment in which the pair is chosen: it is booked before anybody else is placed."""
         self._on_placed()
+        self.is_placed = True
         parts, choice, need = self._parts, self.choice, ticket.need
         place = None if self._asked.place is None else self._asked.place.below()
         attempt = self.attempt = Attempt(

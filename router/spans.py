@@ -59,7 +59,7 @@ def _about_choice(
         yield place.span("queue", waits_since_s, attempt.times.credit_held_s, attributes=_of_choice(run))
         yield from _about_attempt(run, attempt, place, before, now_s)
         before, waits_since_s = attempt, attempt.times.ended_s or now_s
-    if choice.reason is None and error is not None and (before is None or before.outcome.done()):
+    if choice.reason is None and error is not None and not run.is_placed:
         yield place.span("queue", waits_since_s, now_s, attributes=_of_choice(run), error=_words(error))
     times = choice.times
     if times.first_read_s is not None and times.first_written_s is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,10 +36,10 @@ def open_tracer(
         yield Tracer.off()
         return
     headers = read_headers(Path(config.headers_file)) if config.headers_file else {}
-    if importlib.util.find_spec("opentelemetry.proto") is None:
-        raise ConfigError("tracing.endpoint needs the extra pdserve[otel]: pip install 'pdserve[otel]'")
-    from pdserve.service.otlp import OtlpCollector
-
+    try:
+        from pdserve.service.otlp import OtlpCollector  # an extra
+    except ImportError as error:
+        raise ConfigError("tracing.endpoint needs the extra otel: pip install 'pdserve[otel]'") from error
     about = {"service.name": service, "service.instance.id": instance, "service.version": __version__}
     collector = OtlpCollector(config.endpoint, about, headers)
     export = SpanExport(collector, metrics, clock, config.max_queued_spans)

@@ -17,7 +17,7 @@ from pdserve.engine.fake_runner import FakeFaults, FakeRunner
 from pdserve.engine.port import Row
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.errors import PdserveError, WorkerLost
-from pdserve.ids import Epoch, WorkerRef
+from pdserve.ids import NAMELESS, AttemptName, Epoch, WorkerRef
 from pdserve.messages import (
     DecodeStarted,
     Failed,
@@ -29,6 +29,7 @@ from pdserve.messages import (
 )
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.config import Config, WorkerConfig
+from pdserve.tracing import Tracer, TraceSpan
 from pdserve.worker.messages import FromSession, SessionClosed, SessionOpened, StepBegun, ToSession
 from pdserve.worker.metered_runner import MeteredRunner
 from pdserve.worker.role import CoreParts
@@ -64,6 +65,7 @@ class DecodeBench:
     clock: VirtualClock = field(default_factory=VirtualClock)
     to_transfer: list[object] = field(default_factory=list)
     to_loop: list[object] = field(default_factory=list)
+    spans: list[TraceSpan] = field(default_factory=list)
     prompts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     keys: dict[int, SampleKey] = field(default_factory=dict)
     num_prompt: dict[int, int] = field(default_factory=dict)
@@ -88,6 +90,7 @@ class DecodeBench:
                 clock=self.clock,
                 random=random.Random(1),
                 config=Config(worker=WorkerConfig(max_waiting=self.max_waiting)),
+                tracer=Tracer(self.spans.extend, random.Random(2), 0.0),
             )
         )
         self.core.handle(SessionOpened(1, "r1"))
@@ -107,6 +110,7 @@ class DecodeBench:
         num_prompt: int | None = None,
         priority: int = 0,
         age_s: float = 0.0,
+        name: AttemptName = NAMELESS,
     ) -> None:
         """One StartDecode. ids as a number: a prompt of its own of that length."""
         token_ids = ids if isinstance(ids, tuple) else prompt(ids, handle)
@@ -122,6 +126,7 @@ class DecodeBench:
             source=None if local else P1,
             priority=priority,
             age_s=age_s,
+            name=name,
         )
         self.core.handle(FromSession(session_id, message))
 

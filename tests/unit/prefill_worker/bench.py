@@ -10,10 +10,11 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.fake_runner import FakeFaults, FakeRunner
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.errors import PdserveError
-from pdserve.ids import Epoch, WorkerRef
+from pdserve.ids import NAMELESS, AttemptName, Epoch, WorkerRef
 from pdserve.messages import Failed, Refused, StartPrefill, Up
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.config import Config, WorkerConfig
+from pdserve.tracing import Tracer, TraceSpan
 from pdserve.worker.messages import (
     FromSession,
     LinkChanged,
@@ -60,6 +61,7 @@ class PrefillBench:
     clock: VirtualClock = field(default_factory=VirtualClock)
     to_transfer: list[object] = field(default_factory=list)
     to_loop: list[object] = field(default_factory=list)
+    spans: list[TraceSpan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         runner = FakeRunner(num_blocks=self.num_blocks, block_size=BLOCK, faults=self.faults)
@@ -75,6 +77,7 @@ class PrefillBench:
                 clock=self.clock,
                 random=random.Random(1),
                 config=Config(worker=WorkerConfig(queue_tokens=self.queue_tokens)),
+                tracer=Tracer(self.spans.extend, random.Random(2), 0.0),
             )
         )
         self.core.handle(SessionOpened(1, "r1"))
@@ -93,6 +96,7 @@ class PrefillBench:
         deadline_s: float = 60.0,
         max_tokens: int = 8,
         num_prompt: int | None = None,
+        name: AttemptName = NAMELESS,
     ) -> None:
         """One StartPrefill; the lease id is 1000 + handle. ids as a number: a prompt of its own of that length."""
         token_ids = ids if isinstance(ids, tuple) else prompt(ids, handle)
@@ -106,6 +110,7 @@ class PrefillBench:
             lease_id=1000 + handle,
             decode_worker=to,
             num_skip_blocks=skip,
+            name=name,
         )
         self.core.handle(FromSession(session_id, message))
 

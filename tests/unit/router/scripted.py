@@ -44,6 +44,7 @@ from pdserve.sampling import FinishReason, SamplingParams
 from pdserve.service.config import Config, TimeoutsConfig
 from pdserve.service.router_config import RouterConfig
 from pdserve.tokenizer import Tokenizer
+from pdserve.tracing import Tracer
 from router.admission import Place
 from router.app import RouterApp
 from router.callers import Caller
@@ -89,6 +90,7 @@ class Cluster:
         seed: int = 1,
         work: Work | None = None,
         registry: CollectorRegistry | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
@@ -102,6 +104,7 @@ class Cluster:
             registry=registry,
             tokenizer=Tokenizer.fake() if tokenizer else None,
             on_serving=self.serving.append,
+            tracer=tracer,
         )
         self._tasks = asyncio.TaskGroup()
         self._workers: list[ScriptedWorker] = []
@@ -184,6 +187,7 @@ class Cluster:
         caller: Caller | None = None,
         place: Place | None = None,
         deadline_left_s: float | None = None,
+        traceparent: str = "",
         **fields: Any,
     ) -> Client:
         """A client of one request; sampling fields and request fields by name."""
@@ -191,7 +195,13 @@ class Cluster:
         sampling = SamplingParams(**{"max_tokens": 4} | {k: v for k, v in fields.items() if k in names})
         others = {k: v for k, v in fields.items() if k not in names}
         request = GenerateRequest(input=ids, sampling=sampling, **others)
-        generation = self.app.generate(request, caller=caller, place=place, deadline_left_s=deadline_left_s)
+        generation = self.app.generate(
+            request,
+            caller=caller,
+            place=place,
+            deadline_left_s=deadline_left_s,
+            traceparent=traceparent,
+        )
         return Client(generation, self._tasks)
 
 
