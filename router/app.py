@@ -139,6 +139,7 @@ class RouterApp:
         self._idle.set()
         self._ticker: asyncio.TimerHandle | None = None
         self._serving = False
+        self._parts_with_workers = False
         self._on_serving = on_serving
         self.text.prepare = self._structures.prepare
         self.text.on_loaded = self._serving_changed
@@ -164,7 +165,8 @@ class RouterApp:
     # --- workers
 
     def close_sessions(self) -> None:
-        """Part with all workers: the router stops."""
+        """Part with all workers, also with who comes just now: the router stops."""
+        self._parts_with_workers = True
         for member in self.fleet.members:
             member.session.close("the router stops")
 
@@ -199,6 +201,8 @@ class RouterApp:
     async def _welcome(self, session: Session[Down, Up]) -> Member:
         async with asyncio.timeout(HELLO_S):
             hello = await session.receive()
+        if self._parts_with_workers:
+            raise WorkerLost("the router stops")
         if not isinstance(hello, Hello):
             raise InvalidRequest("the first message of a session must be Hello", got=type(hello).__name__)
         spoken(self._wire, hello.wire)

@@ -293,3 +293,12 @@ async def test_another_model_s_workers_get_nothing_that_began_on_this_one() -> N
         await client.end()
         assert isinstance(client.error, UnknownModel) and not both.got(StartDecode)
         assert client.ids() == [A, B]
+
+
+@virtual
+async def test_who_comes_while_the_router_parts_with_all_is_sent_away_too() -> None:
+    async with Cluster() as cluster:
+        worker = cluster.dial(hello("d0", Role.DECODE))
+        cluster.app.close_sessions()
+        await worker.expect_end(2.0)
+        assert not cluster.app.status().workers
