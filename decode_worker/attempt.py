@@ -29,6 +29,7 @@ class DecodeAttempt(WorkerAttempt[DecodeState]):
     """Engine owner only.
 
     since_s      when this choice first asked for blocks anywhere here: its age in the waiting list
+    ends_there   its first token, which the prefill worker samples, is its last: it needs nothing here
     last_place   the place in the waiting list that the router was told
     pull_progress  grows while its KV comes, or while the link that it comes over is busy with others
     """
@@ -37,6 +38,7 @@ class DecodeAttempt(WorkerAttempt[DecodeState]):
     priority: int
     since_s: float
     serial: int
+    ends_there: bool
     state: DecodeState = DecodeState.WAITING
     last_place: int | None = None
     pull_progress: int = 0

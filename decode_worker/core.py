@@ -50,6 +50,7 @@ from pdserve.messages import (
     StepTokens,
     Up,
     Waiting,
+    first_is_last,
 )
 from pdserve.sampling import FinishReason
 from pdserve.token_matcher import finish_by
@@ -174,6 +175,7 @@ class DecodeCore:
             priority=start.priority,
             since_s=received_s - start.age_s,
             serial=self._num_accepted,
+            ends_there=start.source is not None and first_is_last(start),
         )
 
     # --- grants

@@ -90,7 +90,7 @@ class GrantQueue:
         return None
 
     def _let_one_in(self, now_s: float) -> tuple[DecodeAttempt, Granted] | None:
-        for attempt in self._waiting.candidates(now_s):
+        for attempt in self._waiting.in_need_of_nothing() or self._waiting.candidates(now_s):
             granted = self._try(attempt, now_s)
             if granted is not None:
                 return attempt, granted

@@ -26,7 +26,7 @@ class Grant:
     """One lease as its decode worker sees it.
 
     hits          pinned blocks that the prefill worker will not send
-    block_ids     the blocks of the rest, the one of the first decoded token included
+    block_ids     the blocks of the rest, the one of the first decoded token included; none if nothing will be decoded
     num_expected  of those, the leading ones whose KV comes over the link
     ended         by this side: EndLease is sent, Retired (or HandedOff) still comes
     """
@@ -70,7 +70,8 @@ class Grants:
 
     @property
     def num_live(self) -> int:
-        return sum(1 for _ in self.live)
+        """Of them, those that hold anything."""
+        return sum(1 for grant in self.live if grant.block_ids)
 
     @property
     def num_returning(self) -> int:
@@ -90,6 +91,8 @@ class Grants:
         quarantined ones.
         """
         engine = self._engine
+        if attempt.ends_there:
+            return True
         if engine.num_preempted:
             return False
         sequences = engine.sequences
@@ -107,8 +110,12 @@ class Grants:
     def give(self, attempt: DecodeAttempt) -> Grant:
         """Take the blocks and tell the transfer owner what will come into them. Only after `fits`."""
         assert attempt.source is not None, "no lease without a source"
-        hits = self._hits(attempt)
-        num_needed = self._num_needed(attempt, hits)
+        hits: list[int] = []
+        num_needed = num_expected = 0
+        if not attempt.ends_there:
+            hits = self._hits(attempt)
+            num_needed = self._num_needed(attempt, hits)
+            num_expected = self._num_blocks_for(len(attempt.seq.ids)) - len(hits)
         self._pool.pin(hits)
         block_ids = self._pool.grant(num_needed)
         if block_ids is None:
@@ -119,7 +126,7 @@ class Grants:
             source=attempt.source,
             hits=hits,
             block_ids=block_ids,
-            num_expected=self._num_blocks_for(len(attempt.seq.ids)) - len(hits),
+            num_expected=num_expected,
         )
         self._grants[grant.lease_id] = grant
         self.num_granted_blocks += len(block_ids)
@@ -174,7 +181,7 @@ class Grants:
 
     def youngest_revocable(self) -> Grant | None:
         """The grant to take back first."""
-        revocable = [grant for grant in self.live if not grant.is_committed]
+        revocable = [grant for grant in self.live if grant.block_ids and not grant.is_committed]
         return revocable[-1] if revocable else None
 
     def _take(self, lease_id: int) -> Grant:

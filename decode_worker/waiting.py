@@ -36,6 +36,10 @@ class WaitingList:
             self._attempts, key=lambda attempt: (-attempt.priority, attempt.since_s, attempt.serial)
         )
 
+    def in_need_of_nothing(self) -> list[DecodeAttempt]:
+        """Those who take no place from anybody, in any order."""
+        return [attempt for attempt in self._attempts if attempt.ends_there]
+
     def candidates(self, now_s: float) -> list[DecodeAttempt]:
         """Who may be granted now, in order of preference: all, or only the oldest if it has waited long enough."""
         if not self._attempts:

@@ -31,6 +31,7 @@ from pdserve.messages import (
     PromptLogprobs,
     StartDecode,
     StartPrefill,
+    first_is_last,
 )
 from pdserve.tracing import Trace, TraceSpan
 from pdserve.worker.desk import Desk, RoleBooks, RoleFigures
@@ -150,14 +151,15 @@ class PrefillCore:
 
     def _accept(self, start: StartPrefill, received: FromSession) -> None:
         num_tokens, received_s = len(start.token_ids), self._desk.received_s(received)
+        num_blocks, ends_here = -(-num_tokens // self._engine.pool.block_size), first_is_last(start)
         lease = OfferedLease(
             lease_id=start.lease_id,
             handle=start.handle,
             name=start.name,
             decode_worker=start.decode_worker,
-            num_blocks=-(-num_tokens // self._engine.pool.block_size),
-            num_skip=start.num_skip_blocks,
-            upto=start.num_skip_blocks,
+            num_blocks=num_blocks,
+            num_skip=num_blocks if ends_here else start.num_skip_blocks,
+            upto=num_blocks if ends_here else start.num_skip_blocks,
         )
         # Of a hit there is KV, but no logits.
         takes_hits = start.key.params.prompt_logprobs is None
@@ -169,7 +171,7 @@ class PrefillCore:
             progress_s=received_s,
             lease=lease,
             num_tokens=num_tokens,
-            ends_here=num_tokens + 1 >= start.num_prompt_tokens + start.key.max_tokens,
+            ends_here=ends_here,
         )
         self._desk.take_in(attempt, start)
         self._by_lease[start.lease_id] = attempt
@@ -194,9 +196,10 @@ class PrefillCore:
             decode_worker = attempt.lease.decode_worker
             if to_compute[limits.is_short(attempt.num_tokens)] >= limits.max_step_tokens:
                 continue
-            if decode_worker in blocked:
+            waits_for_link = not attempt.ends_here
+            if waits_for_link and decode_worker in blocked:
                 continue
-            if not self._offering.may_begin(attempt.lease):
+            if waits_for_link and not self._offering.may_begin(attempt.lease):
                 blocked[decode_worker] = None
                 continue
             if not self._engine.reserve_prefill(attempt.seq, then_decode=False):

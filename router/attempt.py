@@ -30,6 +30,7 @@ from pdserve.messages import (
     StartPrefill,
     StepTokens,
     Waiting,
+    first_is_last,
 )
 from pdserve.sampling import FinishReason
 from pdserve.service.config import TimeoutsConfig
@@ -116,7 +117,8 @@ class Attempt:
         """Book it on both workers and ask the decode worker."""
         now_s = self._clock.now_s()
         num_tokens, num_uncached = len(self._start.token_ids), self._num_uncached
-        num_blocks = num_tokens // self.decode.hello.block_size + 1
+        needs_none = self.prefill is not None and first_is_last(self._start)
+        num_blocks = 0 if needs_none else num_tokens // self.decode.hello.block_size + 1
         self.decode.open_leg(self.handle, self)
         self.decode.asking[self.handle] = None
         self.decode.accounting.assign(self.handle, 0 if self.prefill else num_uncached, num_blocks, now_s)

@@ -76,11 +76,20 @@ class Walk:
         handle = self.pick()
         if handle is None:
             return
-        if self.bench.lease(handle) in self.bench.ended_leases():
+        if self.bench.keys[handle].max_tokens == 1:
+            self.first_was_last(handle)
+        elif self.bench.lease(handle) in self.bench.ended_leases():
             self.bench.confirm(handle)
         else:
             self.bench.hand_off(handle)
         self.over(handle)
+
+    def first_was_last(self, handle: int) -> None:
+        """P has said so; the router lets go of the lease."""
+        assert not self.bench.expect(handle).block_ids
+        self.aborted[handle] = None
+        self.bench.core.handle(FromSession(self.session_of[handle], Abort(handle)))
+        self.bench.retire(handle)
 
     def retire(self) -> None:
         handle = self.pick()
@@ -136,6 +145,8 @@ class Walk:
             for handle in list(self.open):
                 if self.bench.lease(handle) in ended:
                     self.bench.retire(handle)
+                elif self.bench.keys[handle].max_tokens == 1:
+                    self.first_was_last(handle)
                 else:
                     self.bench.hand_off(handle)
                 self.over(handle)

@@ -103,6 +103,48 @@ class TestWaiting:
         bench.assert_at_rest()
 
 
+class TestNothingToDecode:
+    """Whose first token, which the prefill worker samples, is its last: a prompt that is scored, for one."""
+
+    def test_it_is_granted_at_once_and_holds_nothing(self) -> None:
+        bench = DecodeBench(num_blocks=6, max_waiting=1, max_batch=2)
+        bench.start(1, 64)
+        bench.start(2, 64)
+        bench.clock.advance(2.0)
+        bench.turn()
+        before = bench.engine.pool.counts()
+        for handle in (3, 4, 5):
+            bench.start(handle, 90, max_tokens=1)
+            assert bench.expect(handle).block_ids == ()
+        bench.start(6, 70, max_tokens=11, num_prompt=60)  # replayed with ten tokens of its own
+        assert [granted.handle for granted in bench.granted()] == [1, 3, 4, 5, 6]
+        assert bench.engine.pool.counts() == before
+        bench.hand_off(1)
+        bench.run()
+        assert [granted.handle for granted in bench.granted()][-1] == 2, (
+            "no place in the batch is taken either"
+        )
+        bench.close_session()
+        for handle in (2, 3, 4, 5, 6):
+            bench.retire(handle)
+        bench.assert_at_rest()
+
+    def test_it_is_not_revoked(self) -> None:
+        bench = DecodeBench(num_blocks=8)
+        bench.start(1, 60, max_tokens=40)
+        bench.hand_off(1)
+        bench.start(2, 40)
+        bench.start(3, 40, max_tokens=1)
+        while not bench.ended_leases():
+            bench.turn()
+        bench.retire(2)
+        bench.run()
+        assert failures(bench) == [(2, "Revoked")]
+        bench.close_session()
+        bench.retire(3)
+        bench.assert_at_rest()
+
+
 class TestShortOfBlocks:
     def test_a_grant_is_revoked_ahead_so_that_nobody_is_preempted(self) -> None:
         bench = DecodeBench(num_blocks=8)

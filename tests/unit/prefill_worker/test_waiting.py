@@ -67,6 +67,21 @@ class TestQueue:
             bench.close(handle)
         bench.assert_at_rest()
 
+    def test_what_sends_nothing_does_not_wait_for_its_link(self) -> None:
+        bench = PrefillBench(num_blocks=16)
+        bench.start(1, 48)
+        bench.run()
+        bench.start(2, 32)  # 3 un-acked + 2 > 16 / 4
+        bench.start(3, 64, max_tokens=1)
+        bench.run()
+        assert [first.handle for first in bench.said(FirstToken) if isinstance(first, FirstToken)] == [1, 3]
+        bench.close(1)
+        bench.run()
+        assert bench.leases(CommitLease) == [1, 2]
+        for handle in (2, 3):
+            bench.close(handle)
+        bench.assert_at_rest()
+
     def test_a_prompt_beyond_the_quarter_starts_on_a_free_link(self) -> None:
         bench = PrefillBench(num_blocks=8)
         bench.start(1, 96)
