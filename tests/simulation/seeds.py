@@ -8,8 +8,8 @@ REGRESSION_SEEDS: dict[int, str] = {
     91: "the simulation itself: a receive posted on a connection whose peer had gone was never said to be over",
     186: "the simulation itself, where two faults brought a second and a third process of one worker id",
     3065: "again the simulation: the last of three processes of one worker id was no longer known",
-    110: "a session whose Hello came when its router had parted with all workers was kept, and the worker never dialled "
-    "again; over gRPC for as long as the server takes to stop",
+    110: "a session whose Hello came when its router had parted with all workers was kept, and its worker never "
+    "dialled again; over gRPC for as long as the server takes to stop",
     368: "a router that stopped started an attempt for a request that was cancelled in the same turn",
     100014: "after an abort the engine's idle time counted as a step's: by that rate a request was refused that would "
     "have had its first token at once",
