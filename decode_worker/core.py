@@ -50,7 +50,6 @@ from pdserve.messages import (
     StepTokens,
     Up,
     Waiting,
-    first_is_last,
 )
 from pdserve.sampling import FinishReason
 from pdserve.token_matcher import finish_by
@@ -175,7 +174,8 @@ class DecodeCore:
             priority=start.priority,
             since_s=received_s - start.age_s,
             serial=self._num_accepted,
-            ends_there=start.source is not None and first_is_last(start),
+            ends_there=start.source is not None
+            and start.key.next_is_last(len(start.token_ids), start.num_prompt_tokens),
         )
 
     # --- grants

@@ -110,11 +110,6 @@ class StartDecode:
         _check_tokens(self)
 
 
-def first_is_last(start: StartPrefill | StartDecode) -> bool:
-    """Whether the token that is sampled from its prompt ends it by max_tokens: nobody will use its KV."""
-    return len(start.token_ids) + 1 >= start.num_prompt_tokens + start.key.max_tokens
-
-
 def _check_tokens(start: StartPrefill | StartDecode) -> None:
     if not 1 <= start.num_prompt_tokens <= len(start.token_ids):
         raise InvalidRequest(

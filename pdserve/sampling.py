@@ -118,6 +118,10 @@ class SampleKey:
     max_tokens: int
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
+    def next_is_last(self, num_tokens: int, num_prompt_tokens: int) -> bool:
+        """Whether the token after so many ends the choice, whichever it is: nobody will use the KV before it."""
+        return num_tokens + 1 >= num_prompt_tokens + self.max_tokens
+
 
 def finish_reason(key: SampleKey, token_id: int, num_generated: int) -> FinishReason | None:
     """Whether this token ends its choice.

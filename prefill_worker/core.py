@@ -31,7 +31,6 @@ from pdserve.messages import (
     PromptLogprobs,
     StartDecode,
     StartPrefill,
-    first_is_last,
 )
 from pdserve.tracing import Trace, TraceSpan
 from pdserve.worker.desk import Desk, RoleBooks, RoleFigures
@@ -151,7 +150,8 @@ class PrefillCore:
 
     def _accept(self, start: StartPrefill, received: FromSession) -> None:
         num_tokens, received_s = len(start.token_ids), self._desk.received_s(received)
-        num_blocks, ends_here = -(-num_tokens // self._engine.pool.block_size), first_is_last(start)
+        num_blocks = -(-num_tokens // self._engine.pool.block_size)
+        ends_here = start.key.next_is_last(num_tokens, start.num_prompt_tokens)
         lease = OfferedLease(
             lease_id=start.lease_id,
             handle=start.handle,

@@ -138,8 +138,7 @@ class RouterApp:
         self._idle = asyncio.Event()
         self._idle.set()
         self._ticker: asyncio.TimerHandle | None = None
-        self._serving = False
-        self._parts_with_workers = False
+        self._serving = self._has_parted = False
         self._on_serving = on_serving
         self.text.prepare = self._structures.prepare
         self.text.on_loaded = self._serving_changed
@@ -166,7 +165,7 @@ class RouterApp:
 
     def close_sessions(self) -> None:
         """Part with all workers, also with who comes just now: the router stops."""
-        self._parts_with_workers = True
+        self._has_parted = True
         for member in self.fleet.members:
             member.session.close("the router stops")
 
@@ -201,7 +200,7 @@ class RouterApp:
     async def _welcome(self, session: Session[Down, Up]) -> Member:
         async with asyncio.timeout(HELLO_S):
             hello = await session.receive()
-        if self._parts_with_workers:
+        if self._has_parted:
             raise WorkerLost("the router stops")
         if not isinstance(hello, Hello):
             raise InvalidRequest("the first message of a session must be Hello", got=type(hello).__name__)

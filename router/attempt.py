@@ -30,7 +30,6 @@ from pdserve.messages import (
     StartPrefill,
     StepTokens,
     Waiting,
-    first_is_last,
 )
 from pdserve.sampling import FinishReason
 from pdserve.service.config import TimeoutsConfig
@@ -117,7 +116,8 @@ class Attempt:
         """Book it on both workers and ask the decode worker."""
         now_s = self._clock.now_s()
         num_tokens, num_uncached = len(self._start.token_ids), self._num_uncached
-        needs_none = self.prefill is not None and first_is_last(self._start)
+        ends_there = self._start.key.next_is_last(num_tokens, self._start.num_prompt_tokens)
+        needs_none = self.prefill is not None and ends_there
         num_blocks = 0 if needs_none else num_tokens // self.decode.hello.block_size + 1
         self.decode.open_leg(self.handle, self)
         self.decode.asking[self.handle] = None
