@@ -217,6 +217,7 @@ def is_given(raw: msgspec.Raw) -> bool:
 def read_body(body: bytes, kind: type[B], *, refuses_unknown: bool) -> B:
     """A body as JSON. Raises HttpRefusal that names the field."""
     try:
+        body.decode()  # of what is read later, or never, msgspec doesn't look at the bytes
         read: B = _decoder(kind, refuses_unknown).decode(body)
         return read
     except msgspec.ValidationError as error:
@@ -225,7 +226,7 @@ def read_body(body: bytes, kind: type[B], *, refuses_unknown: bool) -> B:
         if not name and (told := what.partition(" field `")[2]):  # one that is missing, or unknown
             name = told.rstrip("`")
         raise HttpRefusal(400, _shown(what, name), param=name) from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpRefusal(400, f"the body isn't JSON that can be read: {error}") from None
 
 
@@ -259,7 +260,12 @@ def _bias(given: Mapping[str, Number]) -> tuple[tuple[int, float], ...]:
 def _schema_text(given: msgspec.Raw) -> str:
     """As it was written; a schema may also be a text that holds one."""
     text = bytes(given).decode().strip()
-    return str(msgspec.json.decode(text)) if text.startswith('"') else text
+    if not text.startswith('"'):
+        return text
+    try:
+        return msgspec.json.decode(text, type=str)
+    except msgspec.DecodeError as error:
+        raise HttpRefusal(400, f"the body isn't JSON that can be read: {error}") from None
 
 
 def _of_format(given: ResponseFormat | None) -> Structure | None:

@@ -10,7 +10,7 @@ from http_door.answer import Json, shown
 from http_door.chat import chat_of
 from http_door.errors import refused_field
 from http_door.port import Visit
-from pdserve.request import Chat
+from pdserve.request import Chat, Limits
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
@@ -61,4 +61,5 @@ async def tokenize(body: TokenizeFields, visit: Visit) -> Json:
 
 async def detokenize(body: DetokenizeFields, visit: Visit) -> Json:
     """Their text."""
+    Limits().check_ids("tokens", body.tokens)
     return {"prompt": await visit.detokenize(body.tokens)}

@@ -10,6 +10,7 @@ from random import Random
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
+from starlette.types import ASGIApp
 
 from http_door.app import Door, make_app
 from http_door.metrics import HttpMetrics
@@ -121,10 +122,10 @@ class ScriptedVisit:
         return tuple(text.encode())
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return bytes(token_ids).decode()
+        return "".join(chr(each % 128) for each in token_ids)
 
     async def token_bytes(self, token_ids: Sequence[int]) -> Sequence[bytes]:
-        return [bytes((each,)) for each in token_ids]
+        return [bytes((each % 256,)) for each in token_ids]
 
     async def model(self) -> ModelInfo:
         return ModelInfo(
@@ -154,27 +155,38 @@ class OpenedDoor:
         await until(f"{wanted} of {name}", has)
 
 
+def made_door(
+    backend: ScriptedBackend, *, comment_s: float = 10.0, stall_s: float = 30.0, **settings: object
+) -> Door:
+    """settings: of the table `http`."""
+    flags = {f"http.{name}": value for name, value in settings.items()}
+    config: Config = load(flags={**flags, "timeouts.client_stall_s": stall_s})
+    clock = SystemClock()
+    return Door(
+        backend=backend,
+        config=config,
+        clock=clock,
+        random=Random(1),
+        metrics=HttpMetrics(backend.registry),
+        receiving=Receiving(64, clock, lambda: None),
+        begun_s=0,
+        comment_s=comment_s,
+    )
+
+
+def made_app(backend: ScriptedBackend) -> ASGIApp:
+    """Without a socket."""
+    return make_app(made_door(backend))
+
+
 @contextlib.asynccontextmanager
 async def opened(
     backend: ScriptedBackend, *, comment_s: float = 10.0, stall_s: float = 30.0, **settings: object
 ) -> AsyncIterator[OpenedDoor]:
     """A door at a free port of this machine. settings: of the table `http`."""
-    flags = {f"http.{name}": value for name, value in settings.items()}
-    config: Config = load(flags={**flags, "timeouts.client_stall_s": stall_s})
-    clock = SystemClock()
-    metrics = HttpMetrics(backend.registry)
-    door = Door(
-        backend=backend,
-        config=config,
-        clock=clock,
-        random=Random(1),
-        metrics=metrics,
-        receiving=Receiving(64, clock, lambda: None),
-        begun_s=0,
-        comment_s=comment_s,
-    )
+    door = made_door(backend, comment_s=comment_s, stall_s=stall_s, **settings)
     server = DoorServer(make_app(door), stall_s=stall_s, tls=None, stop_grace_s=2.0)
     try:
-        yield OpenedDoor(server.start("127.0.0.1:0", "http.listen"), metrics)
+        yield OpenedDoor(server.start("127.0.0.1:0", "http.listen"), door.metrics)
     finally:
         await server.stop()
