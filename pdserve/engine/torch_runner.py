@@ -19,7 +19,7 @@ from pdserve.engine.models.decoder import StepInputs
 from pdserve.engine.native.attention import NativeAttention, fits
 from pdserve.engine.numerics import Precision, choose_precision, describe
 from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, misfit
-from pdserve.engine.prompt_scores import ScoreSlice, scores_of, slices_of, with_scores
+from pdserve.engine.prompt_scores import Scores, ScoreSlice, scores_of, slices_of, with_scores
 from pdserve.engine.row_proof import PROVEN_ROWS, prove
 from pdserve.engine.row_tiles import RowTiles
 from pdserve.engine.sampler import sample
@@ -135,11 +135,11 @@ class TorchRunner:
             return outputs
         sound_rows = [rows[index] for index in sound]
         slices = slices_of(sound_rows)
-        with torch.inference_mode():
-            hidden = self._forward(sound_rows, slices)
-            num_sampled = sum(1 for row in sound_rows if row.sample)
-            logits = self._model.logits(hidden[:num_sampled])
-            scores = scores_of(slices, hidden[num_sampled:], self._model.logits)
+        scores: Scores = {}
+        if slices:
+            logits, scores = self._logits_and_scores(sound_rows, slices)
+        else:
+            logits = self.logits(sound_rows)
         asked = [(index, spec) for index in sound if (spec := rows[index].sample) is not None]
         with torch.inference_mode():
             sampled = sample(logits, [spec for _, spec in asked])
@@ -156,6 +156,13 @@ class TorchRunner:
         """
         with torch.inference_mode():
             return self._model.logits(self._forward(rows, []))
+
+    def _logits_and_scores(self, rows: Sequence[Row], slices: Sequence[ScoreSlice]) -> tuple[Tensor, Scores]:
+        num_sampled = sum(1 for row in rows if row.sample)
+        with torch.inference_mode():
+            hidden = self._forward(rows, slices)
+            logits = self._model.logits(hidden[:num_sampled])
+            return logits, scores_of(slices, hidden[num_sampled:], self._model.logits)
 
     def _forward(self, rows: Sequence[Row], scored: Sequence[ScoreSlice]) -> Tensor:
         """Compute all rows.

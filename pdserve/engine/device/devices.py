@@ -72,6 +72,10 @@ class Device(Protocol):
         """Whether a process may go on once a call has raised."""
         ...
 
+    def enter(self) -> None:
+        """This thread launches on it from now on."""
+        ...
+
     def host_buffer(self, num_values: int, dtype: torch.dtype) -> Tensor:
         """[num_values] of the host, zeros, that copies to and from the device needn't wait for."""
         ...
@@ -116,6 +120,9 @@ class CpuDevice:
         self.num_captured = 0
         self.num_replayed = 0
 
+    def enter(self) -> None:
+        """There is no other."""
+
     def host_buffer(self, num_values: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(num_values, dtype=dtype)
 
@@ -157,13 +164,16 @@ class CudaDevice:
 
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)
-        torch.cuda.set_device(self.torch_device)
+        self.enter()
         properties = torch.cuda.get_device_properties(self.torch_device)
         self.name = f"{properties.name.replace(' ', '-')}/cuda{torch.version.cuda}"
         self.gpus = (_nvml_index(index),)
         self.has_fp8 = (properties.major, properties.minor) >= (8, 9)
         self.num_processors = int(properties.multi_processor_count)
         self._pool: Any = None  # of graphs, a handle that torch names only for its own eyes
+
+    def enter(self) -> None:
+        torch.cuda.set_device(self.torch_device)  # torch keeps it by thread, and whoever loads is another one
 
     def host_buffer(self, num_values: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(num_values, dtype=dtype, pin_memory=True)

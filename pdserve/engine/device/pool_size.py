@@ -18,14 +18,15 @@ def pool_size(after: DeviceBytes, layout: KvLayout, *, utilization: float, num_b
     """Blocks of the pool.
 
     after        the largest step, without the pool: `held` are the weights, what is above them at `peak` is the step's
-    utilization  part of the device that this process may fill, with what others have there
+    utilization  part of the device that this process may fill; what others have there is theirs
     num_blocks   wanted; None: as many as fit
     Raises Incompatible, with the figures, if they don't fit, or if none does.
     """
     step = after.peak - after.held
     others = after.total - after.free - after.held
     # Graphs keep what a step needs apart from what other steps use; one block is the spare one.
-    room = int(after.total * utilization) - others - after.held - 2 * step - layout.block_bytes
+    most = min(int(after.total * utilization), after.total - others)
+    room = most - after.held - 2 * step - layout.block_bytes
     fitting = max(0, room // layout.block_bytes)
     wanted = num_blocks if num_blocks is not None else max(1, fitting)
     if wanted <= fitting:

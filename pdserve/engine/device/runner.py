@@ -150,6 +150,7 @@ class DeviceRunner:
         """See `LaunchingRunner.launch`."""
         if len(self._in_flight) == _MOST_IN_FLIGHT:
             raise InvariantViolated("too many steps in flight", most=_MOST_IN_FLIGHT)
+        self._device.enter()
         outputs = [RowOutput(error=misfit(row, self._card, self._layout)) for row in rows]
         sound = [index for index, output in enumerate(outputs) if output.error is None]
         asked = [index for index in sound if rows[index].sample is not None]

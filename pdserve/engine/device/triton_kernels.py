@@ -8,7 +8,9 @@ A program gets the pool at its layer and head, and finds a position p of its row
     store    program (token, head): normalise, turn, and write a query to the queries, a key or value to the pool
 
 Products take the queries' dtype and give float32; sums and the softmax are float32. What isn't visible isn't loaded.
-Strides are in values. A width that is no power of two is padded to the next one and masked.
+Strides are in values. A width that is no power of two is padded to the next one and masked. Triton compiles a kernel
+anew for numbers and addresses that divide by 16 and for others; where these change from step to step it must not, or a
+step would wait for a compiler.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["projected", "slots"])
 def store_turned(
     projected,  # [tokens, (heads + 2 · kv_heads) · D]
     turns,  # [tokens, D / 2, 2] float32: cosine, sine
@@ -144,7 +146,7 @@ def _attend(
     return total, largest, weight_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["blocks", "ends"])
 def attend_singles(
     queries,  # [rows, heads, D]
     blocks,  # [rows, width]
@@ -234,7 +236,7 @@ def join_parts(
     tl.store(outputs + place * D + column, joined.to(outputs.dtype.element_ty), mask=column < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "start"], do_not_specialize_on_alignment=["blocks"])
 def attend_chunk(
     queries,  # [tokens, heads, D]
     blocks,  # [width]

@@ -24,16 +24,25 @@ AFTER = DeviceBytes(total=80 * GB, free=59 * GB, held=16 * GB, peak=19 * GB)
 
 
 def test_what_is_left_becomes_blocks() -> None:
-    left = int(0.9 * 80 * GB) - 5 * GB - 16 * GB - 2 * 3 * GB
+    left = int(0.9 * 80 * GB) - 16 * GB - 2 * 3 * GB
     fitting = left // LAYOUT.block_bytes - 1
     assert pool_size(AFTER, LAYOUT, utilization=0.9, num_blocks=None) == fitting
     assert pool_size(AFTER, LAYOUT, utilization=0.9, num_blocks=fitting) == fitting
     assert pool_size(AFTER, LAYOUT, utilization=0.9, num_blocks=7) == 7
 
 
+def test_two_workers_on_one_device_take_a_part_each() -> None:
+    second = replace(AFTER, free=int(0.55 * 80 * GB) - 16 * GB)
+    parts = [pool_size(after, LAYOUT, utilization=0.45, num_blocks=None) for after in (AFTER, second)]
+    assert parts[0] == parts[1] > 0
+    # With more than is left, the second one takes what is left.
+    left = second.free + 16 * GB - 16 * GB - 2 * 3 * GB
+    assert pool_size(second, LAYOUT, utilization=0.9, num_blocks=None) == left // LAYOUT.block_bytes - 1
+
+
 @pytest.mark.parametrize(
     ("after", "utilization", "num_blocks"),
-    [(AFTER, 0.9, 100_000), (AFTER, 0.3, None), (replace(AFTER, peak=60 * GB), 0.9, None)],
+    [(AFTER, 0.9, 100_000), (AFTER, 0.25, None), (replace(AFTER, peak=60 * GB), 0.9, None)],
 )
 def test_what_does_not_fit_is_said_in_figures(
     after: DeviceBytes, utilization: float, num_blocks: int | None
