@@ -22,7 +22,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-kernels test-nccl simulate tapes fuzz soak check format lint proto bench-engine bench-codec \
+.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-kernels test-nccl simulate tapes fuzz soak check format lint proto bench-engine bench-peers bench-codec \
 	lines clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -89,6 +89,10 @@ soak: $(VENV)/.installed-dev ## 30 minutes of everything at once: kills, stops, 
 
 bench-engine: $(VENV)/.installed-dev ## prefill and decode speed beside transformers
 	@GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m benchmarks.engine $(BENCH_ARGS)
+
+bench-peers: $(VENV)/.installed-dev ## prefill and decode speed beside OpenVINO GenAI and llama.cpp, installed under build/peers
+	@for name in openvino llama.cpp; do test -d build/peers/$$name || $(PY) -m benchmarks.peers --install $$name || exit; done
+	@GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m benchmarks.peers $(BENCH_ARGS)
 
 bench-codec: $(VENV)/.installed-dev ## what messages between processes cost in Python
 	@$(PY) -m benchmarks.codec
