@@ -1,4 +1,4 @@
-"""docs/operations.md lists every metric that a router and workers have, in their own words.
+"""docs/operations.md lists every metric that routers, workers and gateways have, in their own words.
 
 `python -m tests.integration.test_metrics_documented` writes the table anew from running processes.
 """
@@ -27,12 +27,15 @@ async def table(folder: Path) -> str:
     found: dict[str, tuple[list[str], str]] = {}
     with Singles(folder) as cluster:
         router = cluster.router("r0", "--http-listen", "127.0.0.1:0")
+        gateway = cluster.gateway("g0")
         workers = [cluster.worker(role, role, *FAKE) for role in ("prefill", "decode")]
         cluster.start()
         async with AsyncClient(router.address) as client:
             await at_rest(client, [worker.id for worker in workers])
             await ask(client, Question(prompt_ids=tuple(range(1, 60)), max_tokens=3, seed=1))
-        for kind, single in (("router", router), *(("worker", worker) for worker in workers)):
+            await gateway.ready()
+        all_kinds = (("router", router), *(("worker", worker) for worker in workers), ("gateway", gateway))
+        for kind, single in all_kinds:
             answer = await fetch(single.metrics, "/metrics")
             assert answer is not None
             for name, text in _HELP.findall(answer[1]):
