@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pdserve.status import ClusterStatus, PairStatus
 
 DESCRIPTION = """\
-Looks at a running cluster as an operator does. Over every pair it moves real blocks twice, of a short prompt for the
-latency and of a long one for the bandwidth: drawn ids, computed on the prefill worker and handed over with the same
-checksums as any request's. Then it compares the processes: states, wire versions, numerics, NCCL libraries and their
-files, and the order of the time-outs across them. One line a check; exit code 1 if one fails.
+Checks a running cluster. Over every pair it moves real KV blocks twice: those of a short prompt for the latency, those
+of a long one for the bandwidth. The prompts are random ids, computed on the prefill worker and handed over with the
+same checksums as any request's. Then it compares the processes: states, wire versions, numerics, NCCL libraries and
+their files, and the order of the time-outs across them. One line per check; exit code 1 if one fails.
 """
 _OK, _NOTE, _BAD = "ok", "note", "FAIL"
 

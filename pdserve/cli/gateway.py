@@ -10,10 +10,10 @@ from pdserve.service.http_config import http_extra
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
 DESCRIPTION = f"""\
-Serves HTTP as OpenAI's clients speak it (docs/openai.md) and asks routers by gRPC; --listen {DEFAULT_LISTEN}, unless it
-is given. There may be any number of gateways. A stream whose router is lost goes on at another one: nothing is
-missing, nothing repeated. API keys are the routers' to check. Stops on SIGTERM or Ctrl-C: a first one drains, a second
-one ends it at once.
+Serves HTTP as OpenAI's clients speak it (docs/openai.md) and asks routers by gRPC, at {DEFAULT_LISTEN} unless
+--listen says otherwise. There may be any number of gateways. A stream whose router is lost goes on at another one:
+nothing is missing, nothing repeated. API keys are checked by the routers. The first SIGTERM or Ctrl-C drains it, a
+second one ends it at once.
 """
 
 

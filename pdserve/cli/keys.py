@@ -21,14 +21,14 @@ _FILE_VARIABLE = "PDSERVE_ROUTER__KEYS_FILE"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to do, in which file."""
     actions = parser.add_subparsers(dest="action", metavar="add|list|revoke", required=True)
-    add = actions.add_parser("add", help="a new key, printed once")
+    add = actions.add_parser("add", help="make a key, and print it once")
     by_name = {key.key: key for key in SETTINGS}
     add.add_argument("--tenant", required=True, metavar="T", help=by_name["tenant"].doc)
     add.add_argument("--admin", action="store_true", help=by_name["admin"].doc)
     for limit in LIMITS:
         flag = f"--{limit.key.replace('_', '-')}"
         add.add_argument(flag, dest=limit.key, metavar="N", help=f"{limit.doc} (default {limit.default})")
-    revoke = actions.add_parser("revoke", help="a key that isn't to be accepted any more")
+    revoke = actions.add_parser("revoke", help="no longer accept a key")
     revoke.add_argument("id", metavar="ID", help="as `pdserve keys list` shows it, or the key itself")
     for action in (add, actions.add_parser("list", help="ids, tenants and limits"), revoke):
         action.add_argument(

@@ -9,8 +9,8 @@ import json
 DESCRIPTION = """\
 Prints what a model is: architecture, size, weights' types, KV bytes a token, tokenizer, chat template. Nothing is
 loaded, but the heads of all files are read and checked: what is missing, cut short, of another shape than the config
-says, or asks for what the engine can't do, is told in one line. A .gguf file is imported into the cache first, if it
-isn't there yet.
+says, or asks for what the engine can't do, is reported in one line. A .gguf file is imported into the cache first, if
+it isn't there yet.
 """
 _BLOCK_SIZE = 16
 

@@ -51,13 +51,13 @@ def _add_tls(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tls",
         action="store_true",
-        help="the router serves TLS, with a certificate of the system's authorities",
+        help="the router serves TLS, with a certificate from one of the system's authorities",
     )
     for name, metavar, meaning in (
-        ("ca", "F.pem", "the router serves TLS, with a certificate of these authorities"),
-        ("cert", "F.pem", "this client's certificate, where the router asks for one"),
+        ("ca", "F.pem", "the router serves TLS, with a certificate from one of these authorities"),
+        ("cert", "F.pem", "this client's certificate, if the router asks for one"),
         ("key", "F.pem", "its key"),
-        ("server-name", "NAME", "that the router's certificate is for, if not the host of --target"),
+        ("server-name", "NAME", "the name in the router's certificate, if it isn't the host of --target"),
     ):
         parser.add_argument(f"--tls-{name}", default="", metavar=metavar, help=meaning)
 
@@ -67,7 +67,7 @@ def _add_target(parser: argparse.ArgumentParser, default: str, what: str) -> Non
         "--target",
         default=default,
         metavar="HOST:PORT[,…]",
-        help=f"{what}, or several to go on with if one is lost (default {default})",
+        help=f"{what}, or several: if one is lost, the next one is used (default {default})",
     )
 
 
@@ -76,9 +76,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker", required=True, metavar="W", help="the worker's id, as `pdserve status` shows it"
     )
-    parser.add_argument(
-        "--force", action="store_true", help="also if no other worker that takes work has its role"
-    )
+    parser.add_argument("--force", action="store_true", help="even if it is the last worker of its role")
     add_operators(parser)
 
 
@@ -88,7 +86,7 @@ def add_operators(parser: argparse.ArgumentParser) -> None:
         "--secret-file",
         default="",
         metavar="F",
-        help="the cluster's secret (cluster.secret_file); that of `pdserve up` on this machine is found without",
+        help="the cluster's secret (cluster.secret_file); not needed for `pdserve up` on this machine",
     )
     _add_trust(parser, "an admin's, instead of the secret")
     _add_target(parser, DEFAULT_OPERATORS_TARGET, "a router's address for operators (router.workers_listen)")

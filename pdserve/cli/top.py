@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Shows a router's cluster and shows it again each interval: requests, tokens and KV transfers a second, percentiles of
 the time to the first token, of the gaps between tokens and of waiting in the queue (of the last --window seconds, from
-histograms: as fine as their buckets), each worker's load and blocks, each pair's transport. The first answer has
-nothing to be compared with yet. Ctrl-C ends it. Where
-standard output is no terminal, or with --json, it prints one line an interval instead.
+histograms: as fine as their buckets), each worker's load and blocks, each pair's transport. The first one has
+nothing to compare with yet. Ctrl-C ends it. If standard output isn't a terminal, or with --json, it prints one line per
+interval instead.
 """
 _SHOWN = (50, 90, 99)
 _TIMES = (("first token", "ttft"), ("gap", "gap"), ("queue", "queued"))

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pdserve.service.scaling_config import ScalingConfig
 
 DESCRIPTION = """\
-Starts a router, prefill and decode workers as child processes, starts again what dies, and drains them on SIGTERM or
-Ctrl-C (a second one ends them at once). Prints one line when requests will be served. Every setting of the
-configuration is a flag as well; all children get it. In a terminal there is a line for each process, a bar while
-models load, and of the children's logs only warnings: --log.level info or a log folder keeps the rest.
-With a range (--prefill 1..3 --decode 1..4) workers are started and drained, or change their role, so that --ttft-target
-and --itl-target are kept; each change is told with its reason.
+Starts a router, prefill and decode workers as child processes, restarts what dies, and drains them on SIGTERM or Ctrl-C
+(a second one ends them at once). Prints one line when it is ready to serve. Every configuration setting is also a flag,
+which all children get. In a terminal it shows a line for each process, a progress bar while models load, and only the
+warnings of the children's logs; --log.level info or --log-dir keeps the rest.
+With a range (--prefill 1..3 --decode 1..4) workers are started and drained, or change their role, to meet --ttft-target
+and --itl-target; each change is printed with its reason.
 """
 
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-dir",
         type=Path,
         metavar="DIR",
-        help="a log file a process, instead of prefixed lines on stderr",
+        help="one log file per process, instead of prefixed lines on stderr",
     )
     add_settings(parser, UP)
 
