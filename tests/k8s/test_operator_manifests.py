@@ -106,9 +106,10 @@ def test_bad_values_are_named(values: dict[str, Any], named: str) -> None:
 @pytest.mark.parametrize("role", made.ROLES)
 def test_its_pods_are_the_charts(role: str, tmp_path: Path) -> None:
     """Ports, probes, rights, time to end, and settings."""
-    chart = render({"insecure": True, "model": {"name": "m"}, "config": {"engine": {"max_batch": 7}}})
+    given: dict[str, Any] = {"config": {"engine": {"max_batch": 7}}}
+    chart = render({"insecure": True, "model": {"name": "m"}, "router": {"http": True}, **given})
     theirs = pod_of(chart, role)["spec"]
-    read = spec(config={"engine": {"max_batch": 7}})
+    read = spec(routers={"http": True}, **given)
     ours = made.deployment(OWNER, read, role, POOL)["spec"]["template"]["spec"]
     (their_container,), (our_container,) = theirs["containers"], ours["containers"]
     for name in ("livenessProbe", "readinessProbe", "securityContext"):
@@ -121,7 +122,7 @@ def test_its_pods_are_the_charts(role: str, tmp_path: Path) -> None:
     assert ours["terminationGracePeriodSeconds"] >= theirs["terminationGracePeriodSeconds"]
     first, second = (
         config_of(chart, role, tmp_path),
-        config_of_ours(role, tmp_path, config={"engine": {"max_batch": 7}}),
+        config_of_ours(role, tmp_path, routers={"http": True}, **given),
     )
     differ = {name for name, value in first.effective().items() if second.effective()[name] != value}
     of_others = ("scaling.", "worker." if role == "router" else "router.")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.k8s.operator.pods import CLIENTS_PORT, METRICS_PORT, WORKERS_PORT, pod_spec
+from deploy.k8s.operator.pods import CLIENTS_PORT, HTTP_PORT, METRICS_PORT, WORKERS_PORT, pod_spec
 from deploy.k8s.operator.spec import GROUP, VERSION, WORKER_ROLES, ServiceSpec, short_hash
 from deploy.toml_text import toml_of
 
@@ -77,7 +77,7 @@ def config_map(owner: ServiceOwner, spec: ServiceSpec) -> Manifest:
 def client_service(owner: ServiceOwner, spec: ServiceSpec, set_id: str) -> Manifest:
     """Where clients reach the routers of the set that serves."""
     made = _object("v1", "Service", owner.name, owner, component="router")
-    ports = [_port("clients", CLIENTS_PORT)]
+    ports = [_port("clients", CLIENTS_PORT), *([_port("http", HTTP_PORT)] if spec.serves_http else [])]
     return {**made, "spec": {"selector": _selected(owner, "router", set_id), "ports": ports}}
 
 

@@ -8,6 +8,7 @@ from deploy.command import arguments_of
 from deploy.k8s.operator.spec import PodSettings, ServiceSpec
 
 CLIENTS_PORT = 50051
+HTTP_PORT = 8000
 WORKERS_PORT = 50052
 LINKS_PORT = 7777
 METRICS_PORT = 9400
@@ -29,6 +30,8 @@ def pod_spec(role: str, spec: ServiceSpec, *, config_map: str, secret: str, rout
     ports = {"metrics": METRICS_PORT} | (
         {"clients": CLIENTS_PORT, "workers": WORKERS_PORT} if is_router else {"links": LINKS_PORT}
     )
+    if is_router and spec.serves_http:
+        ports["http"] = HTTP_PORT
     volumes, mounts = _volumes(role, spec, config_map, secret)
     container = {
         "name": role,
@@ -83,6 +86,7 @@ def _values(role: str, spec: ServiceSpec, settings: PodSettings, routers: str) -
             "router.id": "$(POD_NAME)",
             "router.listen": f"{any_host}:{CLIENTS_PORT}",
             "router.workers_listen": f"{any_host}:{WORKERS_PORT}",
+            **({"http.listen": f"{any_host}:{HTTP_PORT}"} if spec.serves_http else {}),
             **metrics,
         }
     values: dict[str, object] = {

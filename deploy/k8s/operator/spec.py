@@ -36,6 +36,8 @@ _OWN_SETTINGS = (
     "cluster.secret_file",
     "cluster.insecure",
     "metrics.listen",
+    "http.listen",
+    "tracing.headers_file",
     "transport.kinds",
     "transport.strict",
     "timeouts.drain_s",
@@ -99,6 +101,7 @@ class ServiceSpec:
     pull_secrets: tuple[str, ...]
     model_claim: str
     num_routers: int
+    serves_http: bool
     router_pods: PodSettings
     pools: Mapping[str, PoolSpec]
     is_scaled: bool
@@ -144,6 +147,7 @@ def read_spec(spec: Mapping[str, Any]) -> ServiceSpec:
         pull_secrets=tuple(images.get("pullSecrets", ())),
         model_claim=spec.get("modelClaim", ""),
         num_routers=routers.get("replicas", 2),
+        serves_http=routers.get("http", False),
         router_pods=_pods(routers),
         pools=pools,
         is_scaled="targets" in spec,

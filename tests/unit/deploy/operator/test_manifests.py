@@ -64,6 +64,17 @@ def test_the_names_of_ports_are_those_of_the_container() -> None:
         assert all(ports[each["targetPort"]] == each["port"] for each in manifest["spec"]["ports"])
 
 
+def test_http_is_served_where_it_is_asked_for(tmp_path: Path) -> None:
+    assert config_of("router", tmp_path, routers={"http": True}).http.listen == "0.0.0.0:8000"
+    assert config_of("decode", tmp_path, routers={"http": True}).http.listen == ""
+    assert config_of("router", tmp_path).http.listen == ""
+    read = spec(routers={"http": True})
+    ports = [each["name"] for each in made.client_service(OWNER, read, read.set_id)["spec"]["ports"]]
+    assert ports == ["clients", "http"]
+    (container,) = made.deployment(OWNER, read, "router")["spec"]["template"]["spec"]["containers"]
+    assert set(ports) <= {each["name"] for each in container["ports"]}
+
+
 def test_another_config_is_another_file_and_another_template() -> None:
     first, second = spec(), spec(config={"engine": {"max_batch": 7}})
     assert (

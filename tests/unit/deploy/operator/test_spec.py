@@ -12,6 +12,7 @@ from pdserve.service.lifecycle import longest_drain_s
 from tests.support.crd_schemas import problems
 from tests.support.readme import ROOT
 from tests.unit.deploy.operator.services import raw, spec
+from tools.chart_schema import DECIDED
 
 SCHEMA = yaml.safe_load((ROOT / "deploy/k8s/operator-chart/crds/disaggregatedservices.yaml").read_text())[
     "spec"
@@ -92,3 +93,15 @@ def test_the_kind_refuses_what_it_doesnt_know() -> None:
     assert problems(SCHEMA, {**whole, "spec": raw(pools={"decode": {"min": 1, "max": 2}})}) == []
     assert problems(SCHEMA, {**whole, "spec": raw(decoed=1)}) == ["spec.decoed: unknown field"]
     assert problems(SCHEMA, {**whole, "spec": raw(routers={"replicas": 0})})
+
+
+# The same for all pods, and so the spec's own to say.
+_ALLOWED = {"tls.server_name", "tls.worker_name", "tls.client_ca_file", "router.model"}
+
+
+@pytest.mark.parametrize("name", sorted(DECIDED - _ALLOWED))
+def test_what_the_chart_decides_is_not_the_specs_either(name: str) -> None:
+    """Addresses, names and files inside of pods."""
+    table, _, key = name.partition(".")
+    with pytest.raises(InvalidSpec, match=name):
+        spec(config={table: {key: "x"}})
