@@ -53,7 +53,7 @@ async def test_every_text_is_right_and_no_block_stays_behind(
     workers = [worker.id for worker in cluster.workers]
     clients = [AsyncClient(addresses), AsyncClient(addresses[::-1])]
     operator = OperatorClient([router.operators for router in cluster.routers])
-    churn = Churn(cluster, clients[0], operator, random, FAKE)
+    churn = Churn(cluster, operator, random, FAKE)
     room = asyncio.Semaphore(NUM_AT_ONCE)
     attempts: Counter[int] = Counter()
 

@@ -158,9 +158,7 @@ class Run:
         )
         print(f"{self._engine}: {len(pages)} answers written down undisturbed", flush=True)
         operator = OperatorClient([router.operators for router in self._cluster.routers])
-        churn = Churn(
-            self._cluster, clients[0], operator, self._random, self._flags, spared=SPARED, stops=True
-        )
+        churn = Churn(self._cluster, operator, self._random, self._flags, spared=SPARED, stops=True)
         disturb = asyncio.create_task(self._disturb(churn))
         try:
             await self._ask_all(clients, pages, disturb)

@@ -11,6 +11,7 @@ from random import Random
 from pdserve.client import AsyncClient
 from pdserve.engine import fake_rule
 from pdserve.errors import PdserveError
+from pdserve.operator_client import OperatorClient
 from pdserve.request import Finished, GenerateRequest, Tokens
 from pdserve.sampling import SamplingParams
 from pdserve.status import ClusterStatus
@@ -92,7 +93,7 @@ async def at_rest(
     return await until(f"workers {wanted} at rest", look, told=lambda: str(last))
 
 
-async def status_of(client: AsyncClient) -> ClusterStatus | None:
+async def status_of(client: AsyncClient | OperatorClient) -> ClusterStatus | None:
     """The status, or None while the router doesn't answer."""
     try:
         return await client.status()

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from random import Random
 
-from pdserve.client import AsyncClient
 from pdserve.messages import Role
 from pdserve.operator_client import OperatorClient
 from tests.support.asking import status_of
@@ -27,7 +26,6 @@ class Churn:
     def __init__(
         self,
         cluster: Singles,
-        client: AsyncClient,
         operator: OperatorClient,
         random: Random,
         flags: tuple[str, ...],
@@ -36,7 +34,6 @@ class Churn:
         stops: bool = False,
     ) -> None:
         self._cluster = cluster
-        self._client = client
         self._operator = operator
         self._random = random
         self._flags = flags
@@ -98,7 +95,9 @@ class Churn:
         await until(f"{worker.id} is up again", lambda: self._serves_as(worker, Role(worker.role)))
 
     async def _serves_as(self, worker: Single, role: Role) -> bool:
-        status = await status_of(self._client)
+        status = await status_of(
+            self._operator
+        )  # whom the next thing is asked of: routers learn one after another
         return status is not None and any(
             each.id == worker.id and each.role == role.value and each.state == "up" for each in status.workers
         )
