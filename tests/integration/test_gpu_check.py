@@ -1,0 +1,68 @@
+"""scripts/gpu_check.py without a GPU: every step on doubles, each with its own end, and what is written of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.gpu.plan import ROOT, CheckStep, main
+
+
+def _report(path: Path) -> dict[str, dict[str, object]]:
+    return {step["step"]: step for step in json.loads(path.read_text())["steps"]}
+
+
+@pytest.mark.parametrize("kind", ["cuda_ipc", "nccl"])
+def test_links_of_a_dry_run(kind: str, tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    assert (
+        main([CheckStep(kind, ("links", "--kind", kind), 120.0)], "", ["--dry-run", "--json", str(out)]) == 0
+    )
+    found = _report(out)[kind]["found"]
+    assert isinstance(found, dict)
+    assert len(found["sizes"]) == 3 and found["prefill_killed"]["other_lives"]
+
+
+def test_a_step_that_fails_is_written_down_and_the_next_one_runs(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    steps = [
+        CheckStep("wrong", ("links", "--gpus", "none"), 60.0),
+        CheckStep("environment", ("environment",), 60.0),
+    ]
+    assert main(steps, "", ["--dry-run", "--json", str(out)]) == 1
+    wrong, after = _report(out).values()
+    assert not wrong["ok"] and "invalid literal" in str(wrong["error"]) and after["ok"]
+
+
+def test_a_step_without_a_gpu_fails_in_words(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    assert main([CheckStep("environment", ("environment",), 60.0)], "", ["--json", str(out)]) == 1
+    assert "NCCL" in str(_report(out)["environment"]["error"])
+
+
+def test_what_the_budget_doesnt_reach_is_not_begun(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    arguments = ["--dry-run", "--budget", "0", "--json", str(out)]
+    assert main([CheckStep("environment", ("environment",), 60.0)], "", arguments) == 1
+    assert "the budget is used up" in str(_report(out)["environment"]["error"])
+
+
+def test_a_step_over_its_time_is_ended_with_its_processes(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    arguments = ["--dry-run", "--budget", "5.5", "--json", str(out)]
+    assert main([CheckStep("cluster", ("cluster",), 60.0)], "", arguments) == 1
+    assert "not done within" in str(_report(out)["cluster"]["error"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["gpu_check.py", "multi_gpu_check.py"])
+def test_every_step(script: str, tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    line = [sys.executable, f"scripts/{script}", "--dry-run", "--json", str(out)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=480)
+    assert done.returncode == 0, done.stdout + out.read_text()
+    assert all(step["ok"] for step in _report(out).values())
