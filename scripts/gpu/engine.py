@@ -101,8 +101,8 @@ def _shape(place: GpuPlace) -> LlamaShape:
 def _runner(place: GpuPlace, shape: LlamaShape, dtype: str, num_blocks: int) -> DeviceRunner:
     device: Device = CpuDevice() if place.is_dry else CudaDevice(place.decode)
     return DeviceRunner(
-        random_llama(place.folder, shape), device, precision=device_precision(dtype, device), num_blocks=num_blocks,
-        utilization=0.8, block_size=_BLOCK, max_step_tokens=64 if place.is_dry else 2048,
+        random_llama(place.folder, shape), device, precision=device_precision(dtype, "auto", device),
+        num_blocks=num_blocks, utilization=0.8, block_size=_BLOCK, max_step_tokens=64 if place.is_dry else 2048,
         max_batch=8 if place.is_dry else 256,
     )  # fmt: skip
 
