@@ -27,6 +27,7 @@ from http_door.fields import TextFields, read_body
 from http_door.generating import COMMENT_S, give_stream, give_whole
 from http_door.looking import model_card, models, version
 from http_door.metrics import HttpMetrics
+from http_door.page.serving import page_routes
 from http_door.port import METADATA, Backend, Call, Purpose, Visit
 from http_door.responses import ResponseAnswer, ResponseFields
 from http_door.styles import Styles, needs_model, styles_of
@@ -58,6 +59,7 @@ class Door:
     metrics: HttpMetrics
     receiving: Receiving
     begun_s: int
+    shows_page: bool = False  # at /: not where strangers could read it without a key
     comment_s: float = COMMENT_S
     open: OpenConnections = field(default_factory=OpenConnections)
 
@@ -195,6 +197,11 @@ async def _models(door: Door, call: Exchange) -> Json:
     return await models(call.visit, door.begun_s)
 
 
+async def _status(door: Door, call: Exchange) -> Json:
+    told: Json = msgspec.to_builtins(await call.visit.status(explain=True))
+    return told
+
+
 async def _model_card(door: Door, call: Exchange) -> Json:
     return await model_card(call.visit, call.scope["path_params"]["name"], door.begun_s)
 
@@ -239,11 +246,13 @@ def make_app(door: Door) -> Starlette:
         route("/v1/responses", Purpose.GENERATE, "POST", responses),
         route("/v1/models", Purpose.LOOK, "GET", _look(_models)),
         route("/v1/models/{name:path}", Purpose.LOOK, "GET", _look(_model_card)),
+        route("/status", Purpose.LOOK, "GET", _look(_status)),
         route("/tokenize", Purpose.TEXT, "POST", _ask(TokenizeFields, tokenize)),
         route("/detokenize", Purpose.TEXT, "POST", _ask(DetokenizeFields, detokenize)),
         Route("/version", version_page),
         Route("/health", health),
         Route("/metrics", metrics),
+        *page_routes(is_shown=door.shows_page),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _unknown})
 

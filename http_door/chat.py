@@ -25,7 +25,7 @@ from http_door.fields import NOT_GIVEN, TextFields, is_given
 from http_door.styles import PROMPT_END_IDS, looks_for_reasoning, output_parser
 from http_door.tools.choice import chat_choice, chat_functions, read_choice
 from http_door.tools.port import OutputParser, Parsed, PlainText
-from pdserve.request import Chat, ChatMessage, Event, Finished, Prompt, Started, Tokens
+from pdserve.request import Chat, ChatMessage, Event, Finished, Prompt, Started, Timings, Tokens
 from pdserve.sampling import FinishReason, TokenLogprobs
 
 _UNSUPPORTED = (
@@ -60,6 +60,7 @@ class ChatFields(TextFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: str | None = None
+    return_timings: bool | None = None  # ours: where the time of each choice went
     modalities: list[str] | None = None
     audio: msgspec.Raw = NOT_GIVEN
     prediction: msgspec.Raw = NOT_GIVEN
@@ -79,6 +80,7 @@ class _Choice:
     logprobs: list[Json] = field(default_factory=list)
     reason: str | None = None
     has_role: bool = False
+    timings: Timings | None = None
 
 
 class ChatAnswer:
@@ -151,7 +153,7 @@ class ChatAnswer:
             case Finished():
                 rest = self._choices[event.choice].parser.finish()
                 last = self._note(event.choice, rest) if rest else []
-                return [*last, *self._end(event.choice, event.reason)]
+                return [*last, *self._end(event)]
 
     def end(self) -> Iterable[Json]:
         if self._body.tells_usage:
@@ -168,6 +170,8 @@ class ChatAnswer:
             }
             if self._body.return_token_ids:
                 made["token_ids"] = choice.token_ids
+            if choice.timings is not None:
+                made["timings"] = msgspec.to_builtins(choice.timings)
             choices.append(made)
         whole = {**self._head("chat.completion"), "choices": choices, "usage": self._usage.content}
         return whole | self._of_prompt()
@@ -202,11 +206,17 @@ class ChatAnswer:
         is_told = bool(said or logprobs or self._body.return_token_ids or self._body.tells_usage_always)
         return [self._part(number, delta_of(said), token_ids, logprobs)] if is_told else []
 
-    def _end(self, number: int, reason: FinishReason) -> list[Json]:
+    def _end(self, event: Finished) -> list[Json]:
+        number, reason = event.choice, event.reason
         choice = self._choices[number]
+        if self._body.return_timings:
+            choice.timings = event.timings
         has_called = bool(choice.message.calls) and reason is not FinishReason.LENGTH
         choice.reason = "tool_calls" if has_called else reason_text(reason)
-        return [self._part(number, {})] if self.streams else []
+        if not self.streams:
+            return []
+        told = {} if choice.timings is None else {"timings": msgspec.to_builtins(choice.timings)}
+        return [self._part(number, {}) | told]
 
     def _part(
         self,

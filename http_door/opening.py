@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from http_door.app import Door, make_app
 from http_door.metrics import HttpMetrics
+from http_door.page.serving import shows_page
 from http_door.port import Backend
 from http_door.server import DoorServer
 from pdserve.clock import Clock
@@ -59,6 +60,7 @@ def open_door(
         metrics=HttpMetrics(registry),
         receiving=receiving,
         begun_s=clock.wall_ns() // 1_000_000_000,
+        shows_page=shows_page(config, address),
     )
     server = DoorServer(
         make_app(door),

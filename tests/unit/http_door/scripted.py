@@ -79,6 +79,7 @@ class ScriptedBackend:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     num_visits: int = 0
+    look: Callable[[], ClusterStatus] | None = None
 
     @contextlib.contextmanager
     def visit(self, call: Call) -> Iterator[Visit]:
@@ -134,7 +135,8 @@ class ScriptedVisit:
         )  # fmt: skip
 
     async def status(self, *, explain: bool = False) -> ClusterStatus:
-        raise NotImplementedError
+        assert self.backend.look is not None
+        return self.backend.look()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,12 @@ class OpenedDoor:
 
 
 def made_door(
-    backend: ScriptedBackend, *, comment_s: float = 10.0, stall_s: float = 30.0, **settings: object
+    backend: ScriptedBackend,
+    *,
+    comment_s: float = 10.0,
+    stall_s: float = 30.0,
+    shows_page: bool = True,
+    **settings: object,
 ) -> Door:
     """settings: of the table `http`."""
     flags = {f"http.{name}": value for name, value in settings.items()}
@@ -171,6 +178,7 @@ def made_door(
         receiving=Receiving(64, clock, lambda: None),
         begun_s=0,
         comment_s=comment_s,
+        shows_page=shows_page,
     )
 
 
@@ -181,10 +189,15 @@ def made_app(backend: ScriptedBackend) -> ASGIApp:
 
 @contextlib.asynccontextmanager
 async def opened(
-    backend: ScriptedBackend, *, comment_s: float = 10.0, stall_s: float = 30.0, **settings: object
+    backend: ScriptedBackend,
+    *,
+    comment_s: float = 10.0,
+    stall_s: float = 30.0,
+    shows_page: bool = True,
+    **settings: object,
 ) -> AsyncIterator[OpenedDoor]:
     """A door at a free port of this machine. settings: of the table `http`."""
-    door = made_door(backend, comment_s=comment_s, stall_s=stall_s, **settings)
+    door = made_door(backend, comment_s=comment_s, stall_s=stall_s, shows_page=shows_page, **settings)
     server = DoorServer(make_app(door), stall_s=stall_s, tls=None, stop_grace_s=2.0)
     try:
         yield OpenedDoor(server.start("127.0.0.1:0", "http.listen"), door.metrics)
