@@ -14,19 +14,18 @@ from pdserve.cli.main import build_parser, main
 from tests.support.readme import ROOT
 
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray, an extra, isn't installed")
-PAGE = ROOT / "docs/deploy-ray.md"
+PAGES = (ROOT / "docs/deploy-ray.md", ROOT / "docs/scaling.md")
 
 
 def documented() -> list[str]:
-    """The `pdserve` commands of the page, without what is said beside them."""
-    blocks = "\n".join(
-        re.findall(r"^```\n(.*?)^```", PAGE.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    )
+    """The `pdserve` commands of the pages, without what is said beside them."""
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    blocks = "\n".join(re.findall(r"^```\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))
     lines = blocks.replace("\\\n", " ").splitlines()
     return [line.split("  (")[0].strip() for line in lines if line.startswith("pdserve ")]
 
 
-def test_the_page_shows_every_action() -> None:
+def test_the_pages_show_every_action() -> None:
     assert {line.split()[2] for line in documented() if line.startswith("pdserve ray")} == {
         "up", "scale", "status", "down",
     }  # fmt: skip
