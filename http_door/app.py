@@ -152,14 +152,13 @@ def _generate(
         now_s = door.clock.wall_ns() // 1_000_000_000
         styles = await _styles(door, call) if takes_apart else Styles()
 
-        def make(body: TextFields) -> HttpAnswer:
-            occasion = Occasion(
-                request_id=body.request_id or drawn, created_s=now_s, random=door.random, styles=styles
-            )
-            return answer_of(body, occasion)
+        def make(body: TextFields) -> tuple[HttpAnswer, str]:
+            request_id = body.request_id or drawn
+            occasion = Occasion(request_id=request_id, created_s=now_s, random=door.random, styles=styles)
+            return answer_of(body, occasion), request_id
 
-        answer = await door.read(call.visit, call.receive, call.headers, fields, make)
-        told = {"x-request-id": drawn}
+        answer, request_id = await door.read(call.visit, call.receive, call.headers, fields, make)
+        told = {"x-request-id": request_id}
         if answer.streams:
             await give_stream(answer, call.visit, call.client, told, door.metrics, comment_s=door.comment_s)
         else:
@@ -231,18 +230,8 @@ def make_app(door: Door) -> Starlette:
     chats = _generate(ChatFields, ChatAnswer, takes_apart=True)
     responses = _generate(ResponseFields, ResponseAnswer, takes_apart=True)
     routes = [
-        route(
-            "/v1/completions",
-            Purpose.GENERATE,
-            "POST",
-            completions,
-        ),
-        route(
-            "/v1/chat/completions",
-            Purpose.GENERATE,
-            "POST",
-            chats,
-        ),
+        route("/v1/completions", Purpose.GENERATE, "POST", completions),
+        route("/v1/chat/completions", Purpose.GENERATE, "POST", chats),
         route("/v1/responses", Purpose.GENERATE, "POST", responses),
         route("/v1/models", Purpose.LOOK, "GET", _look(_models)),
         route("/v1/models/{name:path}", Purpose.LOOK, "GET", _look(_model_card)),

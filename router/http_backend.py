@@ -75,6 +75,7 @@ class _RouterVisit:
     ) -> None:
         self._app = app
         self._gate = gate
+        self._call = call
         self._caller = caller
         self._place = place
         self._ends = ends
@@ -83,10 +84,11 @@ class _RouterVisit:
 
     async def read(self, work: Callable[[], T], num_bytes: int) -> T:
         try:
-            with large_ones_counted(self._app.metrics):
-                return await self._app.turns.call(work, user=self.asker, num_bytes=num_bytes)
+            return await self._app.turns.call(work, user=self.asker, num_bytes=num_bytes)
         except PdserveError as error:
             self._app.on_unread(error)
+            if self._call.purpose is Purpose.GENERATE:
+                self._app.metrics.requests.labels(status=error.code.value).inc()
             raise
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
@@ -106,7 +108,11 @@ class _RouterVisit:
     def _take_place(self) -> Place:
         place, self._place = self._place, None
         if place is None:
-            self._caller.limits.begin()
+            try:
+                self._caller.limits.begin()
+            except PdserveError as error:
+                self._app.metrics.count_call_refused(error, is_request=True)
+                raise
             self._ends.callback(self._caller.limits.end)
             place = self._gate.arrive(is_request=True)
             self._ends.callback(place.give_back)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import ssl
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,35 @@ async def test_a_client_that_leaves_ends_its_request_on_both_workers(tmp_path: P
             left_s = clock()
             await at_rest(client, ["p0", "d0"], heartbeat_s=0.1)
             print(f"{through}: at rest {clock() - left_s:.2f} s after its client left")
+
+
+async def test_a_draining_router_ends_its_streams_by_an_event_and_takes_no_more(tmp_path: Path) -> None:
+    with Singles(tmp_path, "--timeouts.drain-s", "1") as cluster:
+        at = cluster.reserve()
+        router = cluster.router("r0", "--http-listen", at)
+        cluster.worker("prefill", "p0", *FAKE)
+        cluster.worker("decode", "d0", *FAKE, "--engine.fake-step-s", "0.05")
+        cluster.start()
+        async with AsyncClient(router.address) as client:
+            await at_rest(client, ["p0", "d0"])
+        bad = await call(at, "/v1/completions", {"prompt": 5})
+        assert bad.status == 400
+        assert await router.metric("pdserve_requests_total", status="INVALID_ARGUMENT") == 1
+        async with stream(at, "/v1/completions", ENDLESS | {"request_id": "mine"}) as answer:
+            assert answer.headers["x-request-id"] == "mine"
+            events = answer.events()
+            await anext(events)
+            router.send(signal.SIGTERM)
+
+            async def refuses() -> bool:
+                reply = await call(at, "/v1/completions", {"prompt": "x"})
+                return reply.status == 503 and "draining" in reply.error["message"]
+
+            await until("new ones are refused", refuses, told=router.log_tail)
+            assert (await call(at, "/health")).status == 503
+            last = [event async for event in events][-1]
+        assert "draining: resume at another one" in last["error"]["message"]
+        assert await asyncio.to_thread(router.wait) == 0
 
 
 @needs_openssl
