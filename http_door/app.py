@@ -30,7 +30,7 @@ from http_door.metrics import HttpMetrics
 from http_door.page.serving import page_routes
 from http_door.port import METADATA, Backend, Call, Purpose, Visit
 from http_door.responses import ResponseAnswer, ResponseFields
-from http_door.styles import Styles, needs_model, styles_of
+from http_door.styles import KnownStyles, Styles
 from http_door.texts import DetokenizeFields, TokenizeFields, detokenize, tokenize
 from pdserve.clock import Clock
 from pdserve.errors import Code, PdserveError, primary
@@ -59,6 +59,7 @@ class Door:
     metrics: HttpMetrics
     receiving: Receiving
     begun_s: int
+    styles: KnownStyles
     shows_page: bool = False  # at /: not where strangers could read it without a key
     comment_s: float = COMMENT_S
     open: OpenConnections = field(default_factory=OpenConnections)
@@ -150,7 +151,7 @@ def _generate(
         given = call.headers.get("x-request-id", "")
         drawn = given if given and not plain_id(given) else draw_text_id(door.random, "req")
         now_s = door.clock.wall_ns() // 1_000_000_000
-        styles = await _styles(door, call) if takes_apart else Styles()
+        styles = await door.styles.get(call.visit) if takes_apart else Styles()
 
         def make(body: TextFields) -> tuple[HttpAnswer, str]:
             request_id = body.request_id or drawn
@@ -165,14 +166,6 @@ def _generate(
             await give_whole(answer, call.visit, call.client, told)
 
     return handle
-
-
-async def _styles(door: Door, call: Exchange) -> Styles:
-    """How this model's text is taken apart. Waits for a worker that knows the model; raises NoWorker."""
-    model = None
-    if needs_model(door.config.http):
-        model = await call.visit.model()
-    return styles_of(door.config.http, model)
 
 
 def _ask(kind: type[B], ask: Callable[[B, Visit], Awaitable[Json]]) -> _Handle:

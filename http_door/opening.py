@@ -9,6 +9,7 @@ from http_door.metrics import HttpMetrics
 from http_door.page.serving import shows_page
 from http_door.port import Backend
 from http_door.server import DoorServer
+from http_door.styles import KnownStyles
 from pdserve.clock import Clock
 from pdserve.errors import Draining
 from pdserve.ids import Random
@@ -60,6 +61,7 @@ def open_door(
         metrics=HttpMetrics(registry),
         receiving=receiving,
         begun_s=clock.wall_ns() // 1_000_000_000,
+        styles=KnownStyles(config.http, clock),
         shows_page=shows_page(config, address),
     )
     server = DoorServer(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from dataclasses import dataclass
 
+from http_door.port import Visit
 from http_door.reasoning.think import REASONING, reasoning_parser
 from http_door.tools.choice import ToolChoice
 from http_door.tools.formats import FORMATS
 from http_door.tools.port import Chained, OutputParser, PlainText
+from pdserve.clock import Clock
 from pdserve.ids import Random
 from pdserve.service.http_config import HttpConfig
 from pdserve.status import ModelInfo
 
+KNOWN_FOR_S = 5.0  # then another model may be served
 PROMPT_END_IDS = 16  # of a prompt: enough for the marks that a template ends it with
 
 
@@ -35,6 +39,23 @@ def styles_of(config: HttpConfig, model: ModelInfo | None) -> Styles:
     return Styles(
         _chosen(config.tool_parser, found[0], FORMATS), _chosen(config.reasoning_parser, found[1], REASONING)
     )
+
+
+class KnownStyles:
+    """Of the model that is served: asked for now and then, since a gateway has to ask a router. Loop's thread only."""
+
+    def __init__(self, config: HttpConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._known: Styles | None = None if needs_model(config) else styles_of(config, None)
+        self._until_s = math.inf
+
+    async def get(self, visit: Visit) -> Styles:
+        """Waits for a worker that knows the model. Raises NoWorker, and what a visit may raise."""
+        if self._known is None or self._clock.now_s() >= self._until_s:
+            self._known = styles_of(self._config, await visit.model())
+            self._until_s = self._clock.now_s() + KNOWN_FOR_S
+        return self._known
 
 
 def _chosen(setting: str, found: str, known: Container[str]) -> str:

@@ -16,6 +16,7 @@ from http_door.app import Door, make_app
 from http_door.metrics import HttpMetrics
 from http_door.port import Call, Visit
 from http_door.server import DoorServer
+from http_door.styles import KnownStyles
 from pdserve.clock import SystemClock
 from pdserve.errors import PdserveError
 from pdserve.request import Chat, Event, Finished, GenerateRequest, Limits, Started, Timings, Tokens, Usage
@@ -177,6 +178,7 @@ def made_door(
         metrics=HttpMetrics(backend.registry),
         receiving=Receiving(64, clock, lambda: None),
         begun_s=0,
+        styles=KnownStyles(config.http, clock),
         comment_s=comment_s,
         shows_page=shows_page,
     )

@@ -40,6 +40,11 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "chat_template_kwargs": {"enable_thinking": False},
         },
     ),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x"}], "tools": [FUNCTION], "tool_choice": "required"},
+    ),
+    ("/v1/responses", {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}]}),
     ("/v1/responses", {"input": "x", "max_output_tokens": 7, "instructions": "be kind"}),
     ("/v1/responses", {"input": [{"role": "user", "content": "x"}], "tools": [], "stream": True}),
     ("/tokenize", {"prompt": "hello", "return_token_strs": True}),
