@@ -18,6 +18,7 @@ from pdserve.kv_memory import XXH3_64
 from pdserve.messages import Role
 from pdserve.service.config import Config
 from pdserve.tokenizer import Tokenizer
+from pdserve.tracing import Tracer
 from pdserve.worker.paced_runner import StepTime
 from tests.simulation.clocks import drawn_clock
 from tests.simulation.observer import Observer, Unobserved
@@ -59,6 +60,7 @@ class SimCluster:
     step_s       what a step of the fake runners takes, none if None; not for runs that stop or hang workers
     device_checksums  what the memory of fake devices offers (posted links)
     skewed       whether each process has clocks of its own
+    tracer       of all processes
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class SimCluster:
         skewed: bool = False,
         observer: Observer | None = None,
         tape: Tape | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -97,6 +100,7 @@ class SimCluster:
         self.observer = observer or Unobserved()
         self.tape = tape or Tape(clock, full=False)
         self.device_checksums = device_checksums
+        self.tracer = tracer or Tracer.off()
         self._skewed = skewed
         self._num_serials = 0
         self.tasks = asyncio.TaskGroup()

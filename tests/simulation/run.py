@@ -11,6 +11,7 @@ import structlog
 from pdserve.engine.fake_rule import FakeRule
 from pdserve.engine.fake_runner import FakeFaults
 from pdserve.errors import PdserveError
+from pdserve.tracing import Tracer
 from tests.simulation.client import Client
 from tests.simulation.cluster import SimCluster, SimWorker
 from tests.simulation.coverage import Coverage
@@ -65,12 +66,12 @@ def run_seed(seed: int, *, full: bool = False) -> Result:
     return run_scenario(draw_scenario(seed), full=full)
 
 
-def run_scenario(scenario: Scenario, *, full: bool = False) -> Result:
-    """See run_seed."""
+def run_scenario(scenario: Scenario, *, full: bool = False, tracer: Tracer | None = None) -> Result:
+    """See run_seed. tracer: of all processes; None = nothing is traced."""
     clock = VirtualClock()
     result = Result(scenario, Tape(clock, full=full))
     try:
-        run_virtual(_Run(scenario, clock, result).play(), clock, limit_s=LIMIT_S)
+        run_virtual(_Run(scenario, clock, result, tracer).play(), clock, limit_s=LIMIT_S)
     except (Hang, LeftBehind) as error:
         result.violations.append(Violation(f"hang: {error}"))
     except (PdserveError, BaseExceptionGroup) as error:
@@ -84,7 +85,10 @@ def run_scenario(scenario: Scenario, *, full: bool = False) -> Result:
 class _Run:
     """Also the Observer of its cluster."""
 
-    def __init__(self, scenario: Scenario, clock: VirtualClock, result: Result) -> None:
+    def __init__(
+        self, scenario: Scenario, clock: VirtualClock, result: Result, tracer: Tracer | None
+    ) -> None:
+        self._tracer = tracer
         self._scenario = scenario
         self._clock = clock
         self._result = result
@@ -112,6 +116,7 @@ class _Run:
             skewed=scenario.skewed,
             observer=self,
             tape=tape,
+            tracer=self._tracer,
         )
         ledger = Ledger(tape.now_s, scenario.config.timeouts.token_gap_s + 1.0)
         stage = Stage(scenario, cluster, tape, ledger, self._result.coverage, Sight(cluster))

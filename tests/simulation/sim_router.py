@@ -41,6 +41,7 @@ class SimRouter:
             work=InlineWork(),
             router_id=self.id,
             tokenizer=cluster.tokenizer,
+            tracer=cluster.tracer,
             on_serving=lambda serving: cluster.observer.on_serving(self.id, serving),
         )
         try:

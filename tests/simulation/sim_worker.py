@@ -317,6 +317,7 @@ class SimWorker:
             roles=ROLES,
             background=at_once,
             sleep=self._sleep,
+            tracer=cluster.tracer,
         )
 
     def _end_engine_turn(self) -> None:
