@@ -52,7 +52,7 @@ _OWN_SETTINGS = (
 _DRAIN_DELAY_S = 5.0
 # What the KV of two workers must have in common (and the routers' tokenizer): workers that differ in any of these can't
 # serve in one cluster, so a change is not rolled out pod by pod.
-_KV_SETTINGS = ("engine.kind", "engine.dtype", "engine.block_size")
+_KV_SETTINGS = ("engine.kind", "engine.dtype", "engine.kv_dtype", "engine.block_size", "engine.long_context")
 
 
 class InvalidSpec(Exception):

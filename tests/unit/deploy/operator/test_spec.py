@@ -64,10 +64,12 @@ def test_sets_differ_by_what_two_workers_must_have_in_common() -> None:
         spec(model="m2").set_id,
         spec(config={"engine": {"dtype": "float32"}}).set_id,
         spec(config={"engine": {"block_size": 32}}).set_id,
+        spec(config={"engine": {"kv_dtype": "fp8"}}).set_id,
+        spec(config={"engine": {"long_context": True}}).set_id,
         spec(upgrade={"strategy": "NewSet"}).set_id,
         spec(upgrade={"strategy": "NewSet"}, images={"router": "r2", "worker": "w2"}).set_id,
     ]
-    assert len({first, *others}) == 6
+    assert len({first, *others}) == 8
 
 
 def test_a_pod_has_as_long_as_its_drain_may_take() -> None:
