@@ -14,6 +14,7 @@ from openai.types.responses import FunctionToolParam, ResponseInputParam
 
 from tests.support.processes import LocalCluster, run_cli
 
+pytestmark = pytest.mark.slow
 MODEL = "smollm2-135m"
 PARAMETERS: dict[str, dict[str, Any]] = {
     "get_weather": {
