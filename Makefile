@@ -22,7 +22,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-kernels test-nccl simulate tapes fuzz soak check format lint proto bench-engine bench-peers bench-codec \
+.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-kernels test-http-clients test-nccl simulate tapes fuzz soak check format lint proto bench-engine bench-peers bench-codec \
 	lines clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -53,6 +53,10 @@ k8s-tools: $(VENV)/.installed-dev ## fetch what these tests need into ~/.cache/p
 test-kernels: $(VENV)/.installed-dev ## the GPU kernels in Triton's interpreter, against torch (1 GB, by pip)
 	@test -d build/triton || $(PY) -m pip install --quiet --target build/triton --no-deps 'triton>=3.9'
 	@PYTHONPATH=build/triton TRITON_INTERPRET=1 $(PYTEST) -m slow tests/kernels $(TEST_ARGS)
+
+test-http-clients: $(VENV)/.installed-dev ## langchain-openai and litellm against the HTTP door (.venv-clients, by pip)
+	@bash tools/venv.sh .venv-clients langchain-openai litellm
+	@$(PYTEST) tests/e2e/test_http_clients.py $(TEST_ARGS)
 
 test-nccl: $(VENV)/.installed-dev ## links over the real libnccl, as far as it goes without a GPU (451 MB, by pip)
 	@$(PY) -m pip install --quiet --target build/nccl --upgrade --no-deps 'nvidia-nccl-cu12>=2.27'
