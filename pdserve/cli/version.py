@@ -7,8 +7,12 @@ import importlib.metadata
 import platform
 
 import pdserve
+from pdserve.engine.native.build import installed
 
-DESCRIPTION = "Prints the versions of pdserve, of Python, and of the packages that matter in a bug report."
+DESCRIPTION = (
+    "Prints the versions of pdserve, of Python, and of the packages that matter in a bug report, and which compiled "
+    "kernels are installed."
+)
 _PACKAGES = ("torch", "grpcio", "protobuf", "tokenizers", "numpy")
 
 
@@ -25,4 +29,5 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             print(f"{name} not installed")
+    print(f"kernels {', '.join(installed()) or 'not installed'}")
     return 0

@@ -119,6 +119,7 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
     # Here, so that a worker with the fake engine never imports torch.
     from pdserve.engine.device.devices import find_cuda
     from pdserve.engine.device.runner import DeviceRunner, device_precision
+    from pdserve.engine.native.library import why_none
     from pdserve.engine.numerics import choose_precision
     from pdserve.engine.torch_runner import TorchRunner
 
@@ -140,6 +141,11 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
         )
     if engine.kv_dtype != "auto":
         raise Incompatible("engine.kv_dtype needs a GPU", kv_dtype=engine.kv_dtype, device=engine.device)
+    precision = choose_precision(engine.dtype, engine.linear, engine.kernels, engine.kernel_variant)
+    if precision.kernels is not None:
+        log.info("kernels.native", variant=precision.kernels.variant)
+    elif engine.kernels == "auto" and engine.linear == "auto" and precision.name == "bfloat16":
+        log.info("kernels.torch", reason=f"compiled ones {why_none()}")
     return TorchRunner(
         folder,
         dtype=engine.dtype,
@@ -149,7 +155,7 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
         kv_memory_bytes=engine.kv_memory_bytes,
         block_size=engine.block_size,
         long_context=engine.long_context,
-        precision=choose_precision(engine.dtype, engine.linear, engine.kernels, engine.kernel_variant),
+        precision=precision,
         progress=progress,
         make_memory=_make_memory(config),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from pdserve.engine.models.feed_forward import MakeFeedForward
 from pdserve.engine.models.head import Head
 from pdserve.engine.models.self_attention import LoadQkv, SelfAttention
 from pdserve.engine.models.tensors import LayerTensors
+from pdserve.engine.native.rows import NativeNorm, fits
 from pdserve.engine.numerics import Precision
 from pdserve.engine.rotary import Rotary, drawn_positions
 from pdserve.engine.row_table import ResidentTable, Rows
@@ -108,15 +110,15 @@ class _Layer:
         tensors: LayerTensors,
         precision: Precision,
     ) -> None:
-        def norm(name: str) -> RowFunction:
+        def norm(name: str) -> _Norm:
             return _norm(config, tensors.norm(name, config.hidden_size), precision)
 
         self._attention = SelfAttention(config, load_qkv(config, tensors), tensors, precision)
         self._feed_forward = make_feed_forward(config, tensors, precision)
         self._rope = 1 if config.local_rope is not None and config.windows[tensors.index] else 0
         self._before_attention = norm("input_layernorm")
-        self._after_attention: RowFunction | None = None
-        self._after_feed_forward: RowFunction | None = None
+        self._after_attention: _Norm | None = None
+        self._after_feed_forward: _Norm | None = None
         if config.has_post_norms:
             self._after_attention = norm("post_attention_layernorm")
             self._before_feed_forward = norm("pre_feedforward_layernorm")
@@ -127,11 +129,35 @@ class _Layer:
     def apply_(self, x: Tensor, turns: list[Tensor], attention: StepAttention) -> None:
         """Add this layer's attention and feed-forward to the residual stream x, [tokens, hidden]."""
         attended = self._attention(self._before_attention(x), turns[self._rope], attention)
-        x.add_(attended if self._after_attention is None else self._after_attention(attended))
-        fed = self._feed_forward(self._before_feed_forward(x))
+        if self._after_attention is not None:
+            attended = self._after_attention(attended)
+        fed = self._feed_forward(self._before_feed_forward.after_adding_(x, attended))
         x.add_(fed if self._after_feed_forward is None else self._after_feed_forward(fed))
 
 
-def _norm(config: ModelConfig, weight: Tensor, precision: Precision) -> RowFunction:
+class _Norm(Protocol):
+    """An RMSNorm of rows, [tokens, hidden] → [tokens, hidden]."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def after_adding_(self, x: Tensor, more: Tensor) -> Tensor:
+        """The norm of x + more, which x becomes."""
+        ...
+
+
+class _TorchNorm:
+    def __init__(self, function: RowFunction) -> None:
+        self._function = function
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._function(x)
+
+    def after_adding_(self, x: Tensor, more: Tensor) -> Tensor:
+        return self._function(x.add_(more))
+
+
+def _norm(config: ModelConfig, weight: Tensor, precision: Precision) -> _Norm:
+    if precision.kernels is not None and fits(len(weight)):
+        return NativeNorm(precision.kernels, weight, config.norm_eps, config.norm_offset)
     norm = RmsNorm(weight.to(device=precision.device), config.norm_eps, precision.compute, config.norm_offset)
-    return precision.rowwise(f"norm of {len(weight)}", norm, len(weight))
+    return _TorchNorm(precision.rowwise(f"norm of {len(weight)}", norm, len(weight)))

@@ -10,7 +10,9 @@ from torch import Tensor
 from pdserve.engine.layers import geglu, make_linear, swiglu
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.tensors import LayerTensors, Projection, stacked
+from pdserve.engine.native.rows import NativeGate, fits
 from pdserve.engine.numerics import Precision
+from pdserve.engine.row_tiles import RowFunction
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": swiglu, "gelu_tanh": geglu}
 
@@ -45,8 +47,14 @@ class GatedFeedForward:
         """gate_up [2 · ffn, hidden], gate first."""
         self._gate_up = make_linear(precision, *gate_up)
         self._down = make_linear(precision, *down)
-        width = len(gate_up.weight)
-        self._activate = precision.rowwise(f"{activation} of {width}", _ACTIVATIONS[activation], width)
+        self._activate = _activation(activation, len(gate_up.weight), precision)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._down(self._activate(self._gate_up(x)))
+
+
+def _activation(name: str, width: int, precision: Precision) -> RowFunction:
+    """width: of gate and up together."""
+    if precision.kernels is not None and fits(width // 2):
+        return NativeGate(precision.kernels, name)
+    return precision.rowwise(f"{name} of {width}", _ACTIVATIONS[name], width)

@@ -39,6 +39,11 @@ def sources() -> list[Path]:
     return sorted(_SOURCES.glob("*.[ch]"))
 
 
+def installed() -> list[str]:
+    """Variants whose libraries are there."""
+    return sorted(path.stem.removeprefix("kernels-") for path in FOLDER.glob("kernels-*.so"))
+
+
 def compile_into(folder: Path, machine: str = platform.machine()) -> str:
     """Put the libraries into a folder, in place of older ones.
 

@@ -18,7 +18,7 @@ import torch
 from pdserve.modelstore.errors import BadModel
 
 _FOLDER = Path(__file__).parent
-_ABI = 2  # threads.c has the same number
+_ABI = 3  # threads.c has the same number
 #: best last
 VARIANTS = ("neon", "avx2", "avx512", "avx512-bf16")
 _PROBES = {
@@ -30,6 +30,8 @@ _PROBES = {
 _address, _count, _flag, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "pd_linear": (*(_address,) * 4, *(_count,) * 3, _flag, _flag),
+    "pd_norm": (*(_address,) * 4, _count, _count, _number, _flag),
+    "pd_gate": (_address, _address, _count, _count, _flag, _flag),
     "pd_attend": (
         *(_address, _count, _count, _address, _address, _address, _number, _address),
         *(_address, _count, _address, _count, _flag),
@@ -60,8 +62,14 @@ def supported() -> list[str]:
 
 
 def available() -> list[str]:
-    """Those of them that are installed."""
-    return [name for name in supported() if _file(name).exists()]
+    """Those of them that are installed and of this version."""
+    return [name for name in supported() if not _why_not(name)]
+
+
+def why_none() -> str:
+    """Why `available` is empty, in a few words."""
+    names = supported()
+    return _why_not(names[-1]) if names else "are not made for this CPU"
 
 
 def load(variant: str = "auto") -> Kernels:
@@ -74,16 +82,28 @@ def load(variant: str = "auto") -> Kernels:
     if not names or variant not in ("auto", *names):
         raise BadModel("this CPU can't run these compiled kernels", variant=variant, cpu=platform.machine())
     name = names[-1] if variant == "auto" else variant
-    if not _file(name).exists():
-        raise BadModel("these compiled kernels are not installed", variant=name)
+    why = _why_not(name)
+    if why:
+        raise BadModel(f"these compiled kernels {why}", variant=name)
     return _loaded(name)
+
+
+def _why_not(name: str) -> str:
+    if not _file(name).exists():
+        return "are not installed"
+    if _opened(_file(name)).pd_abi() != _ABI:
+        return "are of another version: install the package again"
+    return ""
+
+
+@functools.cache
+def _opened(file: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(file))
 
 
 @functools.cache
 def _loaded(name: str) -> Kernels:
-    functions = ctypes.CDLL(str(_file(name)))
-    if functions.pd_abi() != _ABI:
-        raise BadModel("the compiled kernels are of another version: install the package again", variant=name)
+    functions = _opened(_file(name))
     for function, arguments in _SIGNATURES.items():
         getattr(functions, function).argtypes = arguments
         getattr(functions, function).restype = None

@@ -61,6 +61,7 @@ def test_a_variant_of_another_cpu_is_refused() -> None:
 
 def test_without_them_auto_computes_by_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    assert library.why_none() == "are not installed"
     assert choose_precision("bfloat16").kernels is None
     with pytest.raises(BadModel, match="not installed"):
         choose_precision("bfloat16", kernels="native")
@@ -90,3 +91,12 @@ def test_a_failing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
     into = tmp_path / "into"
     assert build.compile_into(into, "x86_64") == "x.c:1: error: no such thing"
     assert not list(into.iterdir())
+
+
+@needs_kernels
+def test_libraries_of_another_version_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the sources have changed since they were compiled."""
+    monkeypatch.setattr(library, "_ABI", 0)
+    assert choose_precision("bfloat16").kernels is None
+    with pytest.raises(BadModel, match="of another version: install the package again"):
+        choose_precision("bfloat16", kernels="native")
