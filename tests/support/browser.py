@@ -6,7 +6,9 @@ import asyncio
 import base64
 import contextlib
 import itertools
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -79,6 +81,7 @@ async def browsing(url: str, folder: Path, *, width: int = 1280, height: int = 9
             f"--window-size={width},{height}", "about:blank",
         ],
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )  # fmt: skip
     try:
         told = kept / "DevToolsActivePort"
@@ -99,5 +102,5 @@ async def browsing(url: str, folder: Path, *, width: int = 1280, height: int = 9
                 await page.until("document.readyState === 'complete' && document.body !== null")
                 yield page
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its helpers as well
         process.wait()
