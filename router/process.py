@@ -75,6 +75,9 @@ def serve(config: Config) -> int:
     """Run a router on a loop of its own until a signal; returns the exit code. Main thread. Raises ConfigError."""
     share_one_heap()
     sys.setswitchinterval(SWITCH_S)
+    if config.http.listen:
+        with http_extra("http.listen"):
+            import http_door.opening  # noqa: F401  # now: it would hold up the loop for a third of a second
     gc.freeze()  # what was imported: else each look for cycles in a large request's objects walks it, for 40 ms
     return uvloop.run(run_router(config))  # a fifth more tokens a second than asyncio's own loop
 

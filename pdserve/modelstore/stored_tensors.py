@@ -37,15 +37,18 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
 
     Raises BadModel in one line that names file and tensor: a file that is no safetensors file or is cut short, a
     tensor that the index promises and its shard lacks, bytes that don't fit a shape, a type that can't be decoded.
-    Raises OSError for a file that isn't there or can't be read.
+    Raises OSError for a file that can't be read.
     """
-    if (folder / "tensors.json").is_file():
-        return dict(_of_gguf(folder))
-    if (folder / SAFETENSORS_INDEX).is_file():
-        return _of_shards(folder)
-    found = {
-        name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in _of_shard(path)
-    }
+    try:
+        if (folder / "tensors.json").is_file():
+            return dict(_of_gguf(folder))
+        if (folder / SAFETENSORS_INDEX).is_file():
+            return _of_shards(folder)
+        found = {
+            name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in _of_shard(path)
+        }
+    except FileNotFoundError as error:
+        raise BadModel("the model folder lacks a file", file=error.filename) from None
     if not found:
         raise BadModel("the model folder has neither *.safetensors nor tensors.json", folder=str(folder))
     return found

@@ -62,6 +62,9 @@ SINGLY = {
     "link.up",  # to workers that have proven themselves
     "piece.corrupt",
     "step.died",
+    "tracing.crashed",  # its thread ends with it
+    "tracing.not_taken",  # once a minute
+    "transport.double",  # once, at the start of a worker that tries what needs a GPU
 }
 ROOMS = ("router", "prefill_worker", "decode_worker", "kv_transfer", "http_door", "pdserve")
 
