@@ -73,16 +73,13 @@ class NullForm:
 
     def apply(self, messages: Sequence[Message]) -> list[Message]:
         """The same conversation, with "" for null where the template takes only that."""
-        if all(message.get("content", "") is not None for message in messages):
+        if not any(map(_only_calls, messages)):
             return list(messages)
         if self._refuses_null is None:
             self._refuses_null = not self._takes(None) and self._takes("")
         if not self._refuses_null:
             return list(messages)
-        return [
-            {**message, "content": ""} if message.get("content", "") is None else message
-            for message in messages
-        ]
+        return [{**message, "content": ""} if _only_calls(message) else message for message in messages]
 
     def _takes(self, content: str | None) -> bool:
         call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
@@ -133,3 +130,7 @@ def _parsed(arguments: Any) -> Any:
 
 def _dumped(arguments: Any) -> Any:
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments
+
+
+def _only_calls(message: Message) -> bool:
+    return message.get("content", "") is None and bool(message.get("tool_calls"))

@@ -175,6 +175,18 @@ def theirs(source: str, chat: list[dict[str, Any]], tools: Any, **options: Any) 
     return str(rendered[0])
 
 
+def theirs_or_empty(source: str, chat: list[dict[str, Any]], tools: Any, **options: Any) -> str | None:
+    """The same; where it refuses null for the text of a message that only calls tools, with an empty text."""
+    found = theirs(source, chat, tools, **options)
+    if found is not None:
+        return found
+    texts = [
+        {**each, "content": ""} if each.get("content", "") is None and each.get("tool_calls") else each
+        for each in chat
+    ]
+    return theirs(source, texts, tools, **options)
+
+
 def ours(source: str, chat: list[dict[str, Any]], tools: Any, **options: Any) -> str | None:
     try:
         return ChatTemplate(source, SPECIAL, VirtualClock()).render(chat, tools, **options)
@@ -188,7 +200,7 @@ def test_rendered_chats_are_equal(name: str, tools: Any) -> None:
     answered = 0
     for chat in CHATS.values():
         for prompt in (False, True):
-            want = theirs(TEMPLATES[name], chat, tools, add_generation_prompt=prompt)
+            want = theirs_or_empty(TEMPLATES[name], chat, tools, add_generation_prompt=prompt)
             assert ours(TEMPLATES[name], chat, tools, add_generation_prompt=prompt) == want
             answered += want is not None
     assert answered >= 6

@@ -129,6 +129,16 @@ class LocalCluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(row.pid, signal.SIGCONT)
 
+    @contextlib.contextmanager
+    def nobody_restarted(self) -> Iterator[None]:
+        """The supervisor stands still: what dies stays away until the end of the block."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def metric(self, row: ProcessRow, name: str, **labels: str) -> float:
         """Sum of one Prometheus metric's samples that carry these labels; 0 when there is none yet."""
         with urllib.request.urlopen(f"http://{row.metrics}/metrics", timeout=10) as answer:
