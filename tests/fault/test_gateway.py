@@ -58,7 +58,7 @@ def body_of(prompt: list[int], seed: int) -> dict[str, Any]:
 
 
 async def read(address: str, body: dict[str, Any], has_begun: asyncio.Semaphore) -> Streamed:
-    """All of one stream; releases once when ten of its parts have come."""
+    """All of one stream; releases once when ten of its parts have come, or all of fewer: they merge under load."""
     texts: list[str] = []
     usage: dict[str, Any] = {}
     reason, is_done = "", False
@@ -75,6 +75,8 @@ async def read(address: str, body: dict[str, Any], has_begun: asyncio.Semaphore)
                 reason = choice["finish_reason"] or reason
             if len(texts) == 10:
                 has_begun.release()
+    if len(texts) < 10:
+        has_begun.release()
     return Streamed("".join(texts), reason, usage, is_done)
 
 
