@@ -16,6 +16,7 @@ def _report(path: Path) -> dict[str, dict[str, object]]:
     return {step["step"]: step for step in json.loads(path.read_text())["steps"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cuda_ipc", "nccl"])
 def test_links_of_a_dry_run(kind: str, tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
