@@ -17,11 +17,12 @@ from pdserve.node.process import run_worker
 from pdserve.worker.messages import ToSession
 from pdserve.worker.role import CoreParts
 
+NUM_STREAMS = 4  # that must be here
 AFTER_TOKENS = 40
 
 
 class SpoiledCore(DecodeCore):
-    """Once so many tokens are out, and while somebody waits for more."""
+    """Once all streams are here and so many tokens are out, and while somebody waits for more."""
 
     def __init__(self, parts: CoreParts, spoil: Callable[[SpoiledCore], None]) -> None:
         super().__init__(parts)
@@ -29,7 +30,8 @@ class SpoiledCore(DecodeCore):
         self._spoil: Callable[[SpoiledCore], None] | None = spoil
 
     def step(self) -> float | None:
-        if self._spoil is not None and self._desk.num_generated_tokens >= AFTER_TOKENS and self.oldest_blocks:
+        is_time = self._desk.num_generated_tokens >= AFTER_TOKENS and len(self.attempts) == NUM_STREAMS
+        if self._spoil is not None and is_time and self.oldest_blocks:
             spoil, self._spoil = self._spoil, None
             spoil(self)
         return super().step()
@@ -44,7 +46,9 @@ class SpoiledCore(DecodeCore):
 
 
 def _block_of_two(core: SpoiledCore) -> None:
-    core.parts.engine.pool._free.append(core.oldest_blocks[0])
+    core.parts.engine.pool._free.insert(
+        0, core.oldest_blocks[0]
+    )  # the last to be given: the check comes before
 
 
 def _block_of_nobody(core: SpoiledCore) -> None:
