@@ -217,11 +217,14 @@ async def test_processes_of_a_lost_node_come_back_on_another(on_ray: OnRay) -> N
         state = await on_ray.look()
         lost = on_ray.process("decode-0")
         assert lost.pid is not None and lost.host_pid is not None
-        os.kill(lost.host_pid, signal.SIGSTOP)  # nobody ends its process but the later epoch of its id
         raylet = on_ray.nodes.raylet_of(lost.host_pid)
         there = [each for each in state.processes if on_ray.nodes.raylet_of(each.host_pid or 0) == raylet]
         print("on the lost node:", [each.id for each in there])
         os.kill(raylet, signal.SIGKILL)
+        # Nobody ends its process now but the later epoch of its id. Not before: a process that stands still when its
+        # group is orphaned gets SIGHUP from the kernel, and its child ends with it.
+        await wait_gone(raylet)
+        os.kill(lost.host_pid, signal.SIGSTOP)
         for each in there:
             if each is not lost:
                 assert each.pid is not None and each.host_pid is not None
@@ -230,10 +233,8 @@ async def test_processes_of_a_lost_node_come_back_on_another(on_ray: OnRay) -> N
         for each in there:
             await on_ray.returns(each, on_another_host=True)
         await wait_gone(lost.pid, LIMIT_S)
-        # Where something killed its host meanwhile, the process was reaped, and its code is nobody's to read.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            assert exit_code_of_zombie(lost.pid) == EXIT_SUPERSEDED
-            os.kill(lost.host_pid, signal.SIGCONT)
+        assert exit_code_of_zombie(lost.pid) == EXIT_SUPERSEDED
+        os.kill(lost.host_pid, signal.SIGCONT)
         await wait_gone(lost.host_pid)
 
 
