@@ -89,9 +89,11 @@ class CandidateFinder:
                 break  # the others only matter where those chosen are linked with nobody who can take it
             linked = [each for each in topology.linked(prefill) if each in able]
             pairs += [(prefill, decode) for decode in self._chosen(need, linked, able)]
-        alone = [each for each in topology.usable_alone() if each in able]
-        some = [*pairs, *((None, each) for each in self._chosen(need, alone, able))]
-        looked = self._sift(need, some, bool(pairs))
+        alone = topology.usable_alone()
+        able_alone = self._chosen(need, [each for each in alone if each in able], able)
+        some = [*pairs, *((None, each) for each in able_alone)]
+        pairs_exist = any(map(topology.linked, prefills))  # now or later: as where all are looked at
+        looked = self._sift(need, some, pairs_exist)
         if looked.possible:
             return looked
         fallen = [
@@ -100,8 +102,12 @@ class CandidateFinder:
             if reason
         ]
         own_fault = looked.own_fault or any(own for _, own in reasons.values())
-        fits = [any(_fits(need, each) for each in some) for some in (prefills, decodes)]
-        return Looked([], [*looked.fallen, *fallen[:MOST_PAIRS]], own_fault, bool(decodes) and not all(fits))
+        fits = any(_fits(need, each) for each in alone) or any(
+            _fits(need, prefill) and any(_fits(need, each) for each in topology.linked(prefill))
+            for prefill in prefills
+        )
+        fits_nobody = not fits and (pairs_exist or bool(alone))
+        return Looked([], [*looked.fallen, *fallen[:MOST_PAIRS]], own_fault, fits_nobody)
 
     def _sift(self, need: Need, candidates: Sequence[Candidate], pairs_exist: bool) -> Looked:
         possible: list[Candidate] = []

@@ -7,7 +7,7 @@ from collections import Counter
 from pdserve.block_messages import BlockEvents
 from pdserve.blockhash import hash_blocks
 from pdserve.errors import InvalidRequest
-from pdserve.messages import Credits, PairState
+from pdserve.messages import Credits, PairState, StartDecode
 from router.candidates import MOST_PAIRS
 from tests.unit.router.scripted import Cluster, ScriptedWorker, config, virtual
 
@@ -91,6 +91,23 @@ async def test_without_any_credit_it_waits_and_says_why() -> None:
         (waiting,) = cluster.app.status(explain=True).placements
         assert waiting.attempt == 0
         assert {each.reason for each in waiting.candidates} == {f"no credit of p{n}" for n in range(NUM)}
+        prefills[3].say(Credits(10_000))
+        await cluster.settle()
+        assert last_placement(cluster)[0] == "p3"
+        client.generation.close()
+
+
+@virtual
+async def test_a_long_prompt_waits_for_a_prefill_worker_as_in_a_small_cluster() -> None:
+    flags = {"pairs_per_prefill": NUM, "allow_local_prefill": True, "remote_prefill_tokens": 64}
+    async with Cluster(config(flags)) as cluster:
+        prefills, decodes = await large(cluster)
+        for each in prefills:
+            each.say(Credits(0))
+        await cluster.settle()
+        client = cluster.generate("x" * 400)
+        await cluster.settle()
+        assert not any(each.got(StartDecode) for each in decodes)
         prefills[3].say(Credits(10_000))
         await cluster.settle()
         assert last_placement(cluster)[0] == "p3"
