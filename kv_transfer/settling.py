@@ -33,7 +33,7 @@ class Settling(Protocol):
     """One side of it.
 
     kind          the transport
-    has_own_time  the time that a handshake may take begins anew with it
+    has_own_time  the time that a handshake may take starts over with it
     """
 
     kind: str

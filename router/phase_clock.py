@@ -2,8 +2,8 @@
 
 A time-out is for what a worker has lost, not for how slow the worker is. One that is dead, silent or hung is judged by
 its session (liveness.py), and its attempts learn of that; one that says nothing for now, or is amid a long step, gives
-its attempts their time anew; and no limit is shorter than some of its slowest steps of late. While a decode worker is
-asked, and while it lets the attempt wait, only the session and the client's deadline count.
+its attempts their full time again; and no limit is shorter than some of its slowest steps of late. While a decode
+worker is asked, and while it lets the attempt wait, only the session and the client's deadline count.
 """
 
 from __future__ import annotations

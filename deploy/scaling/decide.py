@@ -61,7 +61,7 @@ class History:
     )
 
     def blind(self) -> History:
-        """After a look at which nobody answered: patience begins anew, since what went on meanwhile isn't known."""
+        """After a look at which nobody answered: patience starts over, since what went on meanwhile isn't known."""
         pools = {
             role: replace(pool, over_since_s=None, calm_since_s=None) for role, pool in self.pools.items()
         }

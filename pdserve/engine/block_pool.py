@@ -254,7 +254,7 @@ class BlockPool:
     # --- when the books are wrong
 
     def condemn(self, held: Mapping[BlockState, Container[int]]) -> list[int]:
-        """Quarantine for good each block about which the books disagree, and count anew: `adds_up` holds afterwards.
+        """Quarantine for good each block about which the books disagree, and count again: `adds_up` holds afterwards.
 
         held     who is known to hold blocks that are GRANTED, OWNED or QUARANTINED
         returns  the condemned blocks. What held them may still release them, which means nothing then

@@ -22,7 +22,7 @@ from pdserve.status import ClusterStatus, ModelInfo
 T = TypeVar("T")
 
 LOOK_EVERY_S = 1.0
-SPELLED_FOR_S = 60.0  # after so long, tokens are asked for anew: another model may be served
+SPELLED_FOR_S = 60.0  # after so long, tokens are asked for again: another model may be served
 NUM_THREADS = 2
 
 log = structlog.get_logger()

@@ -81,7 +81,8 @@ class TimeoutsConfig:
     link_s: float = _positive(4.0, "no frame at all from a link's peer; only this ends the link")
     lease_s: float = _positive(5.0, "no answer about a lease while its link stands still; ends only that")
     handoff_s: float = _positive(
-        6.0, "from the first token, or the prefill worker's end, to the verdict; anew while the link moves"
+        6.0,
+        "from the first token, or the prefill worker's end, to the verdict; starts over while the link moves",
     )
     prefill_progress_s: float = _positive(10.0, "between two chunks of a prompt that is being computed")
     token_gap_s: float = _positive(10.0, "between two tokens of a running request")

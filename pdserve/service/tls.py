@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """How a client, or a worker, speaks to routers. The files are read anew for each connection.
+    """How a client, or a worker, speaks to routers. The files are read again for each connection.
 
     ca           PEM file of the authorities that are believed; "" = those of the system
     cert, key    PEM files that are shown to routers that ask who it is

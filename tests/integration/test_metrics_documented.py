@@ -1,6 +1,6 @@
 """docs/operations.md lists every metric that routers, workers and gateways have, in their own words.
 
-`python -m tests.integration.test_metrics_documented` writes the table anew from running processes.
+`python -m tests.integration.test_metrics_documented` rewrites the table from running processes.
 """
 
 from __future__ import annotations

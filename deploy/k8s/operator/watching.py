@@ -166,7 +166,7 @@ class Watching:
         log.info("service.drained", namespace=namespace, service=name)
 
     async def _pass(self, namespace: str, name: str, keeper: ServiceKeeper) -> PassOutcome | None:
-        """None: it failed, which is logged and counted; the next one begins anew."""
+        """None: it failed, which is logged and counted; the next one starts over."""
         try:
             outcome = await keeper.run_pass()
         except* _UNREACHABLE as group:

@@ -9,7 +9,7 @@ A program gets the pool at its layer and head, and finds a position p of its row
 
 Products take the queries' dtype and give float32; sums and the softmax are float32. What isn't visible isn't loaded.
 Strides are in values. A width that is no power of two is padded to the next one and masked. Triton compiles a kernel
-anew for numbers and addresses that divide by 16 and for others; where these change from step to step it must not, or a
+again for numbers and addresses that divide by 16 and for others; where these change from step to step it must not, or a
 step would wait for a compiler.
 """
 
