@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 from deploy.local.output import FolderOutput, PrefixedOutput, ProcessOutput
@@ -22,6 +21,7 @@ from deploy.scaling.targets import ScalingTargets
 from pdserve.clock import SystemClock
 from pdserve.ids import system_random
 from pdserve.service.config import Config
+from pdserve.service.http_config import has_http
 from pdserve.service.lifecycle import EXIT_SUPERSEDED, EXIT_USAGE
 from pdserve.service.local_secret import drawn_secret
 from pdserve.service.logs import set_up_logs
@@ -65,7 +65,7 @@ def run_up(options: UpOptions) -> str | None:
             reserve=ports.reserve,
             draw_secret=lambda port: stack.enter_context(drawn_secret(port, system_random())),
             num_seats=0 if options.scaled is None else options.scaled.most,
-            has_http=find_spec("starlette") is not None and find_spec("uvicorn") is not None,
+            has_http=has_http(),
         )
         width = max(len(spec.id) for spec in layout.plan.processes)
         terminal = stack.enter_context(TerminalScreen(sys.stderr, width)) if options.is_terminal else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from pdserve.fields import setting
 from pdserve.service.address import verify_address_or_none
@@ -45,6 +46,11 @@ class HttpConfig:
 
     def __post_init__(self) -> None:
         check_fields("http", self)
+
+
+def has_http() -> bool:
+    """Whether the libraries of the HTTP door are installed: they are an extra."""
+    return all(find_spec(name) is not None for name in _LIBRARIES)
 
 
 @contextlib.contextmanager
