@@ -13,7 +13,6 @@ from torch.nn import functional
 from pdserve.engine.native.library import Kernels
 
 _BLOCK, _PADDED = 16, 32  # outputs of a line; outputs are padded to whole pairs of blocks
-_OUT_FLOAT = 1
 
 
 class NativeLinear:
@@ -30,16 +29,10 @@ class NativeLinear:
         self._bias_at = None if self._bias is None else self._bias.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, torch.empty(len(x), self._outputs, dtype=self._activations), 0)
-
-    def as_float(self, x: Tensor) -> Tensor:
-        """The same product in float32, not rounded to the activations' dtype."""
-        return self._product(x, torch.empty(len(x), self._outputs), _OUT_FLOAT)
-
-    def _product(self, x: Tensor, y: Tensor, flags: int) -> Tensor:
         if not x.is_contiguous():
             x = x.contiguous()
         assert x.dtype is self._activations and x.shape[1] == self._width, (x.dtype, x.shape, self._width)
+        y = torch.empty(len(x), self._outputs, dtype=self._activations)
         self._call(
             x.data_ptr(),
             self._weight_at,
@@ -48,7 +41,6 @@ class NativeLinear:
             len(x),
             self._outputs,
             self._width,
-            flags,
             torch.get_num_threads(),
         )
         return y

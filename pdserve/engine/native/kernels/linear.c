@@ -20,36 +20,27 @@
 #define FEW_ROWS 3
 #endif
 
-enum { OUT_FLOAT = 1 };
-
 typedef struct {
     const act *x;
     const uint32_t *w;
     const float *bias;
-    void *y;
-    int64_t rows, outputs, width, stride; /* stride: of y */
-    int flags;
+    act *y;
+    int64_t rows, outputs, width;
 } Linear;
 
 INLINE void store_block(const Linear *job, int64_t row, int64_t output, const vf *acc) {
+    act *y = job->y + row * job->outputs;
     int64_t left = job->outputs - output;
     for (int lane = 0; lane < LANES; lane++) {
         vf value = acc[lane];
         int64_t at = output + lane * W, num = left - lane * W;
         if (num >= W) {
             if (job->bias) value += LOAD(vf, job->bias + at);
-            if (job->flags & OUT_FLOAT)
-                STORE((float *)job->y + row * job->stride + at, value);
-            else
-                store_act((act *)job->y + row * job->stride + at, value);
+            store_act(y + at, value);
             continue;
         }
         for (int i = 0; i < num; i++) {
-            float one = job->bias ? value[i] + job->bias[at + i] : value[i];
-            if (job->flags & OUT_FLOAT)
-                ((float *)job->y)[row * job->stride + at + i] = one;
-            else
-                ((act *)job->y)[row * job->stride + at + i] = as_act(one);
+            y[at + i] = as_act(job->bias ? value[i] + job->bias[at + i] : value[i]);
         }
     }
 }
@@ -110,9 +101,9 @@ static void run_linear(const void *shared, int64_t piece) {
 }
 
 /* x [rows, width] activations; w packed, outputs padded to a multiple of 32; bias [outputs] or NULL; y [rows, outputs]
- * activations, or float32 with OUT_FLOAT. width is even. */
+ * activations. width is even. */
 API void pd_linear(const void *x, const void *w, const float *bias, void *y, int64_t rows, int64_t outputs,
-                   int64_t width, int flags, int threads) {
-    Linear job = {x, w, bias, y, rows, outputs, width, outputs, flags};
+                   int64_t width, int threads) {
+    Linear job = {x, w, bias, y, rows, outputs, width};
     run_pieces(run_linear, &job, (outputs + BLOCKS * BLOCK - 1) / (BLOCKS * BLOCK), threads);
 }
