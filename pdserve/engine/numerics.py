@@ -124,7 +124,7 @@ def _native(dtype: str, linear: str, kernels: str, variant: str) -> Precision | 
         raise BadModel("compiled kernels have no such product", linear=linear, kernels=kernels)
     if dtype != "bfloat16":
         raise BadModel("compiled kernels multiply by bfloat16 weights only", dtype=dtype, kernels=kernels)
-    if kernels == "auto" and variant == "auto" and not library.available():
+    if kernels == "auto" and variant == "auto" and library.why_none():
         return None
     found = library.load(variant)
     return Precision(dtype, found.activations, torch.bfloat16, LinearKind.NATIVE, kernels=found)

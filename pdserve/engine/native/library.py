@@ -67,7 +67,8 @@ def available() -> list[str]:
 
 
 def why_none() -> str:
-    """Why `available` is empty, in a few words."""
+    """Why "auto" finds none, in a few words; "" if it does. Asks about the best variant only: a CPU must not silently
+    take a lesser one than its equals elsewhere."""
     names = supported()
     return _why_not(names[-1]) if names else "are not made for this CPU"
 
@@ -91,7 +92,11 @@ def load(variant: str = "auto") -> Kernels:
 def _why_not(name: str) -> str:
     if not _file(name).exists():
         return "are not installed"
-    if _opened(_file(name)).pd_abi() != _ABI:
+    try:
+        found = _opened(_file(name)).pd_abi()
+    except (OSError, AttributeError) as error:
+        return f"can't be loaded: {error}"
+    if found != _ABI:
         return "are of another version: install the package again"
     return ""
 

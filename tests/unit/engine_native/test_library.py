@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,24 @@ def test_without_them_auto_computes_by_torch(monkeypatch: pytest.MonkeyPatch, tm
     assert library.why_none() == "are not installed"
     assert choose_precision("bfloat16").kernels is None
     with pytest.raises(BadModel, match="not installed"):
+        choose_precision("bfloat16", kernels="native")
+
+
+@needs_kernels
+@pytest.mark.parametrize("broken", [b"no library", None], ids=["garbage", "cut short"])
+def test_one_that_cant_be_loaded_is_as_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: bytes | None
+) -> None:
+    """Another one, that could be, isn't taken in its place."""
+    *others, best = library.supported()
+    for name in others:
+        shutil.copy(library._file(name), tmp_path)
+    content = library._file(best).read_bytes()[:400] if broken is None else broken
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    library._file(best).write_bytes(content)
+    assert library.why_none().startswith("can't be loaded: ")
+    assert choose_precision("bfloat16").kernels is None
+    with pytest.raises(BadModel, match=r"these compiled kernels can't be loaded: .*kernels-"):
         choose_precision("bfloat16", kernels="native")
 
 
