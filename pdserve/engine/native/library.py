@@ -18,7 +18,7 @@ import torch
 from pdserve.modelstore.errors import BadModel
 
 _FOLDER = Path(__file__).parent
-_ABI = 4  # threads.c has the same number
+_ABI = 5  # threads.c has the same number
 #: best last
 VARIANTS = ("neon", "avx2", "avx512", "avx512-bf16")
 _PROBES = {

@@ -1,7 +1,7 @@
 /* Attention of one layer over the paged pool: K and V are read where they lie.
  *
  *     pool     [blocks, kv heads, layers, 2, block size, head dim] bfloat16
- *     a task   some tokens of one sequence and one KV head: its rows are tokens × the query heads of that KV head
+ *     a task   some tokens of one sequence; a piece of it is one KV head: its rows are tokens × the query heads of that
  *     keys     in tiles of KEYS at absolute positions, packed once a task; tiles in spans of SPAN, each with a softmax of
  *              its own, which are then merged in order
  *
@@ -28,13 +28,12 @@ typedef struct {
     int64_t num_tokens; /* 1 where the task is a part of one */
     int64_t position;   /* of the first token */
     int64_t table;      /* where its sequence's block ids begin */
-    int64_t kv_head;
     int64_t begin, end; /* keys: whole spans, but for the sequence's end and the window's begin */
     int64_t partial;    /* where a part's result goes; -1: this is all, and goes to `out` */
 } Task;
 
 typedef struct {
-    int64_t row, kv_head, first_partial, num_partials;
+    int64_t row, first_partial, num_partials;
 } Merge;
 
 /* One step, the same for all layers. */
@@ -42,7 +41,7 @@ typedef struct {
     uint16_t *pool;
     const int64_t *slots; /* [tokens]: block · block size + offset */
     const int32_t *tables;
-    float *partials; /* [partials, group, head dim + 2] */
+    float *partials; /* [partials, heads, head dim + 2] */
     act *queries;    /* [tokens, heads · head dim] */
     int64_t num_tokens, layers, kv_heads, group, head_dim, block_size;
     float scale, softcap;
@@ -142,7 +141,7 @@ typedef struct {
 
 static const uint16_t zeros[MAX_DIM];
 
-static void pack_tile(const Layer *job, const Task *task, int64_t key, int num_keys, Tile *tile) {
+static void pack_tile(const Layer *job, const Task *task, int64_t kv_head, int64_t key, int num_keys, Tile *tile) {
     const Step *step = job->step;
     const int64_t dim = step->head_dim, size = step->block_size;
     const uint16_t *keys[KEYS], *values[KEYS];
@@ -152,7 +151,7 @@ static void pack_tile(const Layer *job, const Task *task, int64_t key, int num_k
             continue;
         }
         int64_t block = step->tables[task->table + (key + i) / size], offset = (key + i) % size * dim;
-        keys[i] = run_of(step, job->layer, block, task->kv_head, 0) + offset;
+        keys[i] = run_of(step, job->layer, block, kv_head, 0) + offset;
         values[i] = keys[i] + size * dim;
     }
     for (int i = 0; i < KEYS; i += 4) {
@@ -304,14 +303,15 @@ INLINE void begin(State *state, int64_t num_rows, int64_t dim) {
 static void attend_task(const void *shared, int64_t piece) {
     const Layer *job = shared;
     const Step *step = job->step;
-    const Task *task = job->tasks + piece;
+    const Task *task = job->tasks + piece / step->kv_heads;
+    const int64_t kv_head = piece % step->kv_heads;
     const int64_t dim = step->head_dim, group = step->group, heads = group * step->kv_heads;
     const int64_t num_rows = task->num_tokens * group;
     Tile tile;
     State whole, part;
     Row rows[MAX_ROWS];
     for (int64_t row = 0; row < num_rows; row++) {
-        int64_t token = row / group, head = task->kv_head * group + row % group;
+        int64_t token = row / group, head = kv_head * group + row % group;
         rows[row] = (Row){step->queries + ((task->first_row + token) * heads + head) * dim, task->position + token};
     }
     int is_first = 1;
@@ -322,7 +322,7 @@ static void attend_task(const void *shared, int64_t piece) {
         int64_t end = span + SPAN < task->end ? span + SPAN : task->end;
         for (; key < end; key += KEYS) {
             int num_keys = end - key < KEYS ? (int)(end - key) : KEYS;
-            pack_tile(job, task, key, num_keys, &tile);
+            pack_tile(job, task, kv_head, key, num_keys, &tile);
             meet_tile(job, rows, num_rows, &tile, key, num_keys, state);
         }
         if (!is_first)
@@ -334,11 +334,11 @@ static void attend_task(const void *shared, int64_t piece) {
     for (int64_t row = 0; row < num_rows; row++) {
         const float *sums = whole.sums + row * dim;
         if (task->partial < 0) {
-            int64_t token = task->first_row + row / group, head = task->kv_head * group + row % group;
+            int64_t token = task->first_row + row / group, head = kv_head * group + row % group;
             store_out(job->out + (token * heads + head) * dim, sums, whole.total[row], dim);
             continue;
         }
-        float *to = step->partials + (task->partial * group + row) * (dim + 2);
+        float *to = step->partials + (task->partial * heads + kv_head * group + row) * (dim + 2);
         for (int64_t d = 0; d < dim; d += W) STORE(to + d, LOAD(vf, sums + d));
         to[dim] = whole.most[row];
         to[dim + 1] = whole.total[row];
@@ -348,17 +348,17 @@ static void attend_task(const void *shared, int64_t piece) {
 static void merge(const void *shared, int64_t piece) {
     const Layer *job = shared;
     const Step *step = job->step;
-    const Merge *merge = job->merges + piece;
-    const int64_t dim = step->head_dim, group = step->group, stride = group * (dim + 2);
-    for (int64_t row = 0; row < group; row++) {
+    const Merge *merge = job->merges + piece / step->kv_heads;
+    const int64_t kv_head = piece % step->kv_heads;
+    const int64_t dim = step->head_dim, group = step->group, heads = group * step->kv_heads, stride = heads * (dim + 2);
+    for (int64_t row = kv_head * group; row < (kv_head + 1) * group; row++) {
         float *sums = step->partials + merge->first_partial * stride + row * (dim + 2);
         float most = sums[dim], total = sums[dim + 1];
         for (int64_t i = 1; i < merge->num_partials; i++) {
             const float *more = sums + i * stride;
             join(sums, &most, &total, more, more[dim], more[dim + 1], dim);
         }
-        int64_t head = merge->row * step->kv_heads * group + merge->kv_head * group + row;
-        store_out(job->out + head * dim, sums, total, dim);
+        store_out(job->out + (merge->row * heads + row) * dim, sums, total, dim);
     }
 }
 
@@ -370,6 +370,7 @@ API void pd_attend(const Step *step, int64_t layer, int64_t window, const void *
     Layer job = {step, projected, turns, norm, out, tasks, merges, layer, window, eps};
     int64_t pieces = (step->num_tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
     run_pieces(turn_tokens, &job, pieces, threads);
-    run_pieces(attend_task, &job, num_tasks, num_tasks > 1 ? threads : 1);
-    run_pieces(merge, &job, num_merges, num_merges > 16 ? threads : 1);
+    int64_t num_merged = num_merges * step->kv_heads;
+    run_pieces(attend_task, &job, num_tasks * step->kv_heads, threads);
+    run_pieces(merge, &job, num_merged, num_merged > 16 ? threads : 1);
 }
