@@ -1,8 +1,8 @@
 """Attention of one step by compiled kernels: K and V are read in the pool's blocks, nothing is gathered or copied.
 
-A step is cut into tasks that any thread may take: some tokens of one sequence, with the query heads of one KV head after
-the other. A single token's context is cut too, into the kernel's spans, whose results are merged in order (kernels/attention.c). No
-cut changes a result, so this is also deterministic mode's attention.
+A step is cut into tasks that any thread may take a KV head of: some tokens of one sequence. A single token's context is
+cut too, into the kernel's spans, whose results are merged in order (kernels/attention.c). No cut changes a result, so
+this is also deterministic mode's attention.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,10 +45,11 @@ def installed() -> list[str]:
     return sorted(path.stem.removeprefix("kernels-") for path in FOLDER.glob("kernels-*.so"))
 
 
-def compile_into(folder: Path, machine: str = platform.machine()) -> str:
+def compile_into(folder: Path, machine: str = platform.machine(), limit_s: float = _LIMIT_S) -> str:
     """Put the libraries into a folder, in place of older ones.
 
     machine  what `uname -m` says where they will run
+    limit_s  of a compiler; when it is over, or one has failed, all are killed, and what they have started
     returns  "", or in one line why there are none now
     """
     _remove(folder)
@@ -62,13 +64,18 @@ def compile_into(folder: Path, machine: str = platform.machine()) -> str:
             subprocess.Popen(
                 _command(machine, cpu, folder / f"kernels-{name}.so"),
                 env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             for name, cpu in _VARIANTS[machine].items()
         ]  # fmt: skip
-        failures = [why for why in map(_failure, running) if why]
-    if failures:
+        try:
+            why = next((why for process in running if (why := _failure(process, limit_s))), "")
+        finally:
+            for process in running:
+                _end(process)
+    if why:
         _remove(folder)
-    return failures[0] if failures else ""
+    return why
 
 
 def _command(machine: str, cpu: str, library: Path) -> list[str]:
@@ -78,18 +85,23 @@ def _command(machine: str, cpu: str, library: Path) -> list[str]:
     ]
 
 
-def _failure(process: subprocess.Popen[str]) -> str:
+def _failure(process: subprocess.Popen[str], limit_s: float) -> str:
     """Wait for a compiler; what it complains of, in one line."""
     try:
-        said, _ = process.communicate(timeout=_LIMIT_S)
+        said, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return f"the compiler took more than {_LIMIT_S} s"
+        return f"the compiler took more than {limit_s:g} s"
     if not process.returncode:
         return ""
     errors = [line for line in said.splitlines() if "error" in line]
     return errors[0] if errors else f"the compiler ended with {process.returncode}"
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """And what it has started: `ziglang` is a Python process with the compiler as its child."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def _remove(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 
@@ -98,18 +99,48 @@ def test_without_a_compiler_there_are_none_and_it_is_said(
 
 
 def test_a_failing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    package = tmp_path / "ziglang"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(
+    put_compiler(
+        monkeypatch,
+        tmp_path,
         "import sys; out = sys.argv[sys.argv.index('-o') + 1];"
-        "'avx2' in out and not open(out, 'w').close() or sys.exit('x.c:1: error: no such thing\\nmore')"
+        "'avx2' in out and not open(out, 'w').close() or sys.exit('x.c:1: error: no such thing\\nmore')",
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     into = tmp_path / "into"
     assert build.compile_into(into, "x86_64") == "x.c:1: error: no such thing"
     assert not list(into.iterdir())
+
+
+def test_a_compiler_that_hangs_is_ended_with_its_children(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They hold the writing end of a pipe: when it has ended, so have they."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    child = tmp_path / "child.py"
+    child.write_text(f"import signal; open({str(path)!r}, 'wb', 0).write(b'x'); signal.pause()")
+    put_compiler(
+        monkeypatch,
+        tmp_path,
+        f"import subprocess, sys; subprocess.run([sys.executable, {str(child)!r}])",
+    )
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", 0) as pipe:
+        for limit_s in (0.3, 1, 4, 16):  # a child's start takes longer on a busy machine
+            why = build.compile_into(tmp_path / "into", "x86_64", limit_s=limit_s)
+            assert why == f"the compiler took more than {limit_s} s"
+            if pipe.read(3):
+                break
+        else:
+            pytest.fail("no child began")
+        assert pipe.read(1) == b""  # None: somebody could still write
+
+
+def put_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, program: str) -> None:
+    package = folder / "ziglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(program)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
 @needs_kernels
