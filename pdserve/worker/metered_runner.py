@@ -40,6 +40,7 @@ class MeteredRunner:
         self.num_steps = 0
         self.begun_s = 0.0
         self.ended_s = 0.0
+        self._ended_j: float | None = None
 
     @property
     def card(self) -> ModelCard:
@@ -61,7 +62,7 @@ class MeteredRunner:
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
         self._begin(rows)
         self.begun_s = self._clock.now_s()
-        return self._measured(rows, lambda: self._runner.run(rows))
+        return self._measured(rows, lambda: self._runner.run(rows), self._read_j())
 
     def _begin(self, rows: Sequence[Row]) -> None:
         shape = _shape(rows)
@@ -69,14 +70,16 @@ class MeteredRunner:
         self._shapes[shape] = None
         self._on_begin(new_shape)
 
-    def _measured(self, rows: Sequence[Row], finish: Callable[[], list[RowOutput]]) -> list[RowOutput]:
-        """A step that ends with `finish`."""
-        before_j = self._read_j()
+    def _measured(
+        self, rows: Sequence[Row], finish: Callable[[], list[RowOutput]], before_j: float | None
+    ) -> list[RowOutput]:
+        """A step that ends with `finish`; before_j: the meter when it began."""
         try:
             outputs = finish()
         finally:
             self.ended_s = self._clock.now_s()
             self.num_steps += 1
+            self._ended_j = self._read_j()
         return self._with_energy(rows, outputs, before_j)
 
     def _read_j(self) -> float | None:
@@ -85,7 +88,7 @@ class MeteredRunner:
     def _with_energy(
         self, rows: Sequence[Row], outputs: list[RowOutput], before_j: float | None
     ) -> list[RowOutput]:
-        after_j = self._read_j()
+        after_j = self._ended_j
         if before_j is None or after_j is None:
             return outputs
         num_tokens = max(1, sum(len(row.token_ids) for row in rows))
@@ -98,7 +101,7 @@ class MeteredRunner:
 
 class MeteredLaunches(MeteredRunner):
     """A runner that launches, measured. A step counts from when it could begin (it was launched, and the one before it
-    was read) to when it is read."""
+    was read) to when it is read; its joules, too, so that none are lost between steps."""
 
     def __init__(
         self,
@@ -109,15 +112,21 @@ class MeteredLaunches(MeteredRunner):
     ) -> None:
         super().__init__(runner, clock, on_begin, energy)
         self._launching = runner
+        self._num_in_flight = 0
 
     def launch(self, rows: Sequence[Row], after: Mapping[int, int] | None = None) -> _Launched:
         self._begin(rows)
-        launched_s = self._clock.now_s()
-        return _Launched(rows, self._launching.launch(rows, after), launched_s)
+        is_first = self._num_in_flight == 0
+        launched_s, launched_j = self._clock.now_s(), self._read_j() if is_first else None
+        inner = self._launching.launch(rows, after)
+        self._num_in_flight += 1
+        return _Launched(rows, inner, launched_s, launched_j, is_first)
 
     def collect(self, launched: _Launched) -> list[RowOutput]:
         self.begun_s = max(launched.launched_s, self.ended_s)
-        return self._measured(launched.rows, lambda: self._launching.collect(launched.inner))
+        self._num_in_flight -= 1
+        before_j = launched.launched_j if launched.is_first else self._ended_j
+        return self._measured(launched.rows, lambda: self._launching.collect(launched.inner), before_j)
 
 
 def metered(
@@ -131,9 +140,13 @@ def metered(
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
+    """launched_j: the meter at launch, read only if no other step was in flight (is_first)."""
+
     rows: Sequence[Row]
     inner: Any
     launched_s: float
+    launched_j: float | None
+    is_first: bool
 
 
 def _shape(rows: Sequence[Row]) -> _Shape:

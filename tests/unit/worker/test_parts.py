@@ -100,7 +100,7 @@ class TestMeteredLaunches:
     def test_a_step_counts_from_when_the_one_before_it_was_read(self) -> None:
         clock, begun = VirtualClock(), list[bool]()
         inner = LateRunner(num_blocks=4, block_size=16)
-        meter = MeteredLaunches(inner, clock, begun.append, Readings(iter((10.0, 16.0, 17.0, 20.0))))
+        meter = MeteredLaunches(inner, clock, begun.append, Readings(iter((10.0, 16.0, 20.8, 30.0, 36.0))))
         assert isinstance(metered(inner, clock, begun.append, None), LaunchingRunner)
         waiting = metered(FakeRunner(num_blocks=4), clock, begun.append, None)
         assert not isinstance(waiting, LaunchingRunner)
@@ -112,9 +112,11 @@ class TestMeteredLaunches:
         assert [output.energy_j for output in meter.collect(first)] == [5.0, 1.0]
         assert (meter.step_s, meter.num_steps) == (1.0, 1)
         clock.advance(0.25)
-        assert [output.energy_j for output in meter.collect(second)] == [2.5, 0.5]
+        assert [output.energy_j for output in meter.collect(second)] == pytest.approx([4.0, 0.8])
         assert (meter.step_s, meter.num_steps) == (0.25, 2)
-        assert begun == [True, False]
+        # What a machine takes while nothing runs is no step's.
+        assert [output.energy_j for output in meter.collect(meter.launch(rows))] == [5.0, 1.0]
+        assert begun == [True, False, False]
 
 
 class Readings:
