@@ -142,11 +142,7 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
     if engine.kv_dtype != "auto":
         raise Incompatible("engine.kv_dtype needs a GPU", kv_dtype=engine.kv_dtype, device=engine.device)
     precision = choose_precision(engine.dtype, engine.linear, engine.kernels, engine.kernel_variant)
-    if precision.kernels is not None:
-        log.info("kernels.native", variant=precision.kernels.variant)
-    elif engine.kernels == "auto" and engine.linear == "auto" and precision.name == "bfloat16":
-        log.info("kernels.torch", reason=f"compiled ones {why_none()}")
-    return TorchRunner(
+    runner = TorchRunner(
         folder,
         dtype=engine.dtype,
         deterministic=engine.deterministic,
@@ -159,6 +155,11 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
         progress=progress,
         make_memory=_make_memory(config),
     )
+    if precision.kernels is not None:
+        log.info("kernels.native", variant=precision.kernels.variant)
+    elif engine.kernels == "auto" and engine.linear == "auto" and precision.name == "bfloat16":
+        log.info("kernels.torch", reason=f"compiled ones {why_none()}")
+    return runner
 
 
 def verify_for_gpu(config: Config) -> None:
@@ -166,10 +167,15 @@ def verify_for_gpu(config: Config) -> None:
     engine = config.engine
     if engine.deterministic:
         raise Incompatible("engine.deterministic can't be kept on a GPU; engine.device=cpu can")
-    if engine.linear not in ("auto", "plain"):
-        raise Incompatible(
-            "engine.linear names a kernel of CPUs, the engine computes on a GPU", linear=engine.linear
-        )
+    for name, value, anywhere in (
+        ("linear", engine.linear, ("auto", "plain")),
+        ("kernels", engine.kernels, ("auto", "torch")),
+        ("kernel_variant", engine.kernel_variant, ("auto",)),
+    ):
+        if value not in anywhere:
+            raise Incompatible(
+                f"engine.{name} names a kernel of CPUs, the engine computes on a GPU", **{name: value}
+            )
     if config.worker.role != "both" and not {NCCL, CUDA_IPC} & set(config.transport.kinds):
         raise Incompatible(
             "the KV pool lies on a GPU, from where links go over nccl or cuda_ipc; add them to transport.kinds, or "

@@ -272,9 +272,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     (folder / name).chmod(0)
     for line, code in (("model inspect", 1), ("up --model", 2), ("decode --routers 127.0.0.1:1 --model", 2)):
         done = run_cli(*line.split(), str(folder), limit_s=60, prefix=AS_ANYBODY)
-        *logged, said = done.stderr.splitlines()
-        assert (done.returncode, said) == (code, f"error: {folder / name}: Permission denied")
-        assert all("[info" in line for line in logged)
+        assert (done.returncode, done.stderr) == (code, f"error: {folder / name}: Permission denied\n")
 
 
 @pytest.mark.parametrize("name", FILES[2:])

@@ -56,6 +56,8 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         ({"engine.deterministic": True}, "deterministic"),
         ({"engine.linear": "onednn"}, "linear=onednn"),
+        ({"engine.kernels": "native"}, "kernels=native"),
+        ({"engine.kernel_variant": "avx2"}, "kernel_variant=avx2"),
         ({"worker.role": "prefill"}, "add them to transport.kinds.*kinds=memfd,stream"),
     ],
 )
