@@ -142,8 +142,3 @@ class GatheredKernels:
         if self._heads.softcap:
             scores.div_(self._heads.softcap).tanh_().mul_(self._heads.softcap)
         return torch.softmax(scores.masked_fill_(hidden, float("-inf")), dim=-1) @ values
-
-
-def chunks_of(spans: list[Span]) -> list[tuple[int, Span]]:
-    """Rows of several tokens, by their number."""
-    return [(row, span) for row, span in enumerate(spans) if span.length > 1]
