@@ -11,6 +11,7 @@ from dataclasses import replace
 import structlog
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pdserve.engine.attention import Heads
 from pdserve.engine.device.device_pool import DevicePool
@@ -43,16 +44,22 @@ def candidates(device: Device) -> list[MakeKernels]:
 
 
 def choose_kernels(
-    makers: Sequence[MakeKernels], device: Device, layout: KvLayout, heads: Heads, precision: Precision
+    makers: Sequence[MakeKernels],
+    device: Device,
+    layout: KvLayout,
+    heads: Heads,
+    precision: Precision,
+    width: int = 0,
 ) -> MakeKernels:
     """The fastest of those that agree with the first one, which is the reference.
 
     layout, heads, precision  of the model
+    width  block ids that a row of a step has, if that is more than it needs: as in graphs
     Raises Incompatible if one doesn't agree: who computes wrongly here may do so elsewhere.
     """
     if len(makers) == 1:
         return makers[0]
-    trial = _Trial(device, layout, heads, precision)
+    trial = _Trial(device, layout, heads, precision, width)
     want = trial.outputs(makers[0])
     times_s: dict[str, float] = {}
     fastest = makers[0]
@@ -61,7 +68,10 @@ def choose_kernels(
         error = float((trial.outputs(make) - want).abs().max())
         if not error <= _WITHIN[precision.compute]:  # NaN isn't
             raise Incompatible("a kernel of this device computes wrongly", kernels=kernels.name, error=error)
-        took_s = device.seconds_of(lambda kernels=kernels: trial.run(kernels))  # type: ignore[misc]
+        try:
+            took_s = device.seconds_of(lambda kernels=kernels: trial.run(kernels))  # type: ignore[misc]
+        except torch.OutOfMemoryError:  # gathers a whole window of each row
+            took_s = float("inf")
         if took_s < min(times_s.values(), default=float("inf")):
             fastest = make
         times_s[kernels.name] = took_s
@@ -76,9 +86,11 @@ def choose_kernels(
 class _Trial:
     """A decode step of some rows with a long context, in one layer of the model."""
 
-    def __init__(self, device: Device, layout: KvLayout, heads: Heads, precision: Precision) -> None:
-        width = -(-_ROW_TOKENS // layout.block_size)
-        self.pool = DevicePool(replace(layout, layers=1, num_blocks=_ROWS * width), precision.kv, device)
+    def __init__(
+        self, device: Device, layout: KvLayout, heads: Heads, precision: Precision, width: int
+    ) -> None:
+        own = layout.blocks_for(_ROW_TOKENS)
+        self.pool = DevicePool(replace(layout, layers=1, num_blocks=_ROWS * own), precision.kv, device)
         generator = torch.Generator(device=device.torch_device).manual_seed(1)
         kept = torch.randn(self.pool.tensor.shape, generator=generator, device=device.torch_device)
         self.pool.tensor.copy_(kept)
@@ -93,14 +105,17 @@ class _Trial:
         self._queries = torch.randn(shape, generator=generator, device=device.torch_device).to(
             precision.compute
         )
-        order = torch.randperm(_ROWS * width, generator=generator, device=device.torch_device)
-        self._blocks = order.to(torch.int32).view(_ROWS, width)
+        order = torch.randperm(_ROWS * own, generator=generator, device=device.torch_device)
+        self._own_blocks = order.to(torch.int32).view(_ROWS, own)
+        self._blocks = functional.pad(self._own_blocks, (0, max(0, width - own)))
         self._ends = torch.full((_ROWS,), _ROW_TOKENS - 3, dtype=torch.int32, device=device.torch_device)
         self._outputs = torch.empty_like(self._queries)
 
     def run(self, kernels: PagedKernels) -> None:
+        """As a graph runs it."""
         kernels.attend_singles(0, self._queries, self._blocks, self._ends, self._outputs)
 
     def outputs(self, make: MakeKernels) -> Tensor:
-        self.run(make(self.pool, self.heads))
+        kernels = make(self.pool, self.heads)
+        kernels.attend_singles(0, self._queries, self._own_blocks, self._ends, self._outputs)
         return self._outputs.to(torch.float32, copy=True)

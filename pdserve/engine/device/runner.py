@@ -91,9 +91,12 @@ class DeviceRunner:
         self._last: LaunchedStep | None = None
         self._layout = folder.layout(precision, block_size, num_blocks=1)
         self._heads = folder.heads()
+        window = self._layout.blocks_for(folder.config.max_positions)
+        # How many tokens an expert has is known once its router has run: no graphs, no tables wider than a step's.
+        has_graphs = folder.config.experts is None
         with torch.inference_mode():
             self._make_kernels = choose_kernels(
-                candidates(device), device, self._layout, self._heads, precision
+                candidates(device), device, self._layout, self._heads, precision, window if has_graphs else 0
             )
         self._make_pool(precision)
         self._card = replace(
@@ -118,11 +121,14 @@ class DeviceRunner:
         )
         self._layout = replace(self._layout, num_blocks=fitting)
         self._make_pool(precision)
-        if folder.config.experts is None:  # how many tokens an expert has is known once its router has run
-            width = self._layout.blocks_for(min(self._card.window_tokens, fitting * block_size))
+        if has_graphs:
             with torch.inference_mode():
                 self._graphs = StepGraphs(
-                    device, self._stage, self._logits_of_singles, max_rows=max_batch, width=width
+                    device,
+                    self._stage,
+                    self._logits_of_singles,
+                    max_rows=max_batch,
+                    width=min(window, fitting),
                 )
 
     def _make_pool(self, precision: Precision) -> None:

@@ -46,9 +46,9 @@ class Poisoned(Wrong):
     off = float("nan")
 
 
-def choose(makers: list[MakeKernels], seconds: list[float]) -> str:
+def choose(makers: list[MakeKernels], seconds: list[float], width: int = 0) -> str:
     device = CpuDevice(seconds=seconds)
-    chosen = choose_kernels(makers, device, LAYOUT, HEADS, FLOAT32)
+    chosen = choose_kernels(makers, device, LAYOUT, HEADS, FLOAT32, width)
     return chosen(DevicePool(LAYOUT, torch.float32, device), HEADS).name
 
 
@@ -63,6 +63,25 @@ def test_the_fastest_is_taken_and_logged(seconds: list[float], want: str) -> Non
         seconds[0] * 1e6,
         seconds[1] * 1e6,
     )
+
+
+def test_what_is_timed_has_the_tables_of_a_graph() -> None:
+    """Which hold a whole window; where that is too much for one, it isn't taken."""
+    widths: list[int] = []
+
+    class Watched(Other):
+        def attend_singles(
+            self, layer: int, queries: Tensor, blocks: Tensor, ends: Tensor, outputs: Tensor
+        ) -> None:
+            widths.append(blocks.shape[1])
+            if blocks.shape[1] == 200:
+                raise torch.OutOfMemoryError("a whole window")
+            super().attend_singles(layer, queries, blocks, ends, outputs)
+
+    assert choose([GatheredKernels, Watched], [2e-4, 1e-4], width=100) == "other"
+    assert choose([GatheredKernels, Watched], [2e-4], width=200) == "gathered"
+    assert choose([GatheredKernels, Watched], [2e-4, 1e-4], width=3) == "other"
+    assert widths == [64, 100, 64, 200, 64, 64]
 
 
 @pytest.mark.parametrize("wrong", [Wrong, Poisoned])
