@@ -179,7 +179,7 @@ class FakeRunner:
             may = fake_rule.both(may, spec.mask)
         token_id = self._rule.next_token(digest, spec.ids, spec.num_prompt_tokens, spec.key, may)
         if token_id is None:
-            return RowOutput(error=nothing_left(spec))
+            return RowOutput(error=nothing_left(spec, spec.position))
         top = spec.key.params.logprobs
         logprobs = None if top is None else self._rule.logprobs(digest, position, token_id, top)
         return RowOutput(token_id, logprobs, scores=scores)

@@ -104,14 +104,17 @@ class ModelCard:
     gpus: tuple[int, ...] = ()
 
 
-def nothing_left(spec: SampleSpec) -> RowFailed:
-    """The error of a row that has no token to sample from: with a structure, two wishes of its request collide."""
+def nothing_left(spec: SampleSpec, position: int) -> RowFailed:
+    """The error of a row that has no token to sample from: with a structure, two wishes of its request collide.
+
+    position  of the spec when its step began: its ids may have grown since
+    """
     structure = spec.key.params.structure
     if structure is None:
-        return RowFailed("every token is ruled out", position=spec.position)
+        return RowFailed("every token is ruled out", position=position)
     return RowFailed(
         f"what {structure.kind.value} allows here, the request's other settings or the vocabulary rule out",
-        position=spec.position,
+        position=position,
     )
 
 

@@ -81,12 +81,12 @@ def _sample_changed(logits: Tensor, spec: SampleSpec) -> int | RowFailed:
     if spec.key.params.temperature > 0:
         return _sample_filtered(shaped, spec)
     token_id = int(shaped.argmax())
-    return nothing_left(spec) if shaped[token_id] == NEVER else token_id
+    return nothing_left(spec, spec.position) if shaped[token_id] == NEVER else token_id
 
 
 def _sample_filtered(logits: Tensor, spec: SampleSpec) -> int | RowFailed:
     candidates = filtered(logits, spec.key.params)
-    return nothing_left(spec) if candidates is None else candidates.draw(_uniform(spec))
+    return nothing_left(spec, spec.position) if candidates is None else candidates.draw(_uniform(spec))
 
 
 def _uniform(spec: SampleSpec) -> float:

@@ -35,17 +35,18 @@ class DeviceSampler:
         is_finite = torch.isfinite(logits.sum(dim=-1, dtype=torch.float64))
         tokens = logits.argmax(dim=-1)
         edits = edited(self._device, logits, specs)
-        wide: dict[int, Tensor] = dict(zip(edits.rows, edits.logits, strict=True))
+        edited_at = {row: place for place, row in enumerate(edits.rows)}
         drawn = [row for row, spec in enumerate(specs) if spec.key.params.temperature > 0]
         picked = [row for row in edits.rows if specs[row].key.params.temperature == 0]
         is_left = torch.ones_like(is_finite)
         for rows, chosen in ((drawn, self._draw), (picked, _best)):
             if not rows:
                 continue
-            values = torch.stack(
-                [wide[row] if row in wide else logits[row].to(torch.float64) for row in rows]
-            )
             places = send(self._device, np.array(rows, dtype=np.int64))
+            values = logits.index_select(0, places).to(torch.float64)
+            if changed := [(at, edited_at[row]) for at, row in enumerate(rows) if row in edited_at]:
+                here, there = send(self._device, np.array(changed, dtype=np.int64).T.copy())
+                values.index_copy_(0, here, edits.logits.index_select(0, there))
             tokens.index_copy_(0, places, chosen(values, [specs[row] for row in rows]))
             is_left.index_copy_(0, places, values.amax(dim=-1) > NEVER)
         verdict = torch.stack((tokens, is_finite.to(torch.int64), is_left.to(torch.int64)))
@@ -153,7 +154,7 @@ class SampledTokens:
             elif row in self.failed:
                 outputs.append(RowOutput(error=self.failed[row]))
             elif not is_left:
-                outputs.append(RowOutput(error=nothing_left(spec)))
+                outputs.append(RowOutput(error=nothing_left(spec, self.positions[row])))
             else:
                 outputs.append(RowOutput(token, logprobs.get(row)))
         return outputs

@@ -99,6 +99,17 @@ def test_a_token_that_is_not_known_yet_counts_as_made() -> None:
             assert known.token_id == unknown.token_id
 
 
+def test_an_error_names_the_position_that_was_sampled() -> None:
+    """A sequence's ids grow by the step before while this one is on the device."""
+    nothing = SamplingParams(temperature=0, banned_token_ids=tuple(range(50)))
+    ids = [1, 2, 3]
+    key = SampleKey(params=nothing, seed=3, choice=0, eos_token_ids=(4,), max_tokens=100)
+    launched = DeviceSampler(CpuDevice()).launch(torch.zeros(1, 50), [SampleSpec(key, ids, 2, num_unknown=1)])
+    ids.append(9)
+    (output,) = launched.outputs()
+    assert output.error is not None and output.error.fields["position"] == 4
+
+
 def test_an_id_that_the_vocabulary_has_not_ends_only_its_row() -> None:
     specs = [
         spec(SamplingParams(temperature=0, repetition_penalty=1.2), (1, 2, 99)),
