@@ -83,6 +83,13 @@ def test_nothing_of_an_endless_text_is_lost_and_little_is_held(name: str, begin:
     assert "".join(told) == text
 
 
+@pytest.mark.parametrize("number", ["{}a", "1.{}a", ".{}a", "1e{}a", "-{}.x"])
+def test_a_number_that_is_none_takes_time_by_its_length(number: str) -> None:
+    # The square of so many digits is an hour: this ends, or it runs into pytest's limit.
+    text = f"[f(x={number.format('1' * (MAX_HELD - 64))})]"
+    assert apart(lambda: parser("pythonic"), [text]) == Apart(text, "", ())
+
+
 @pytest.mark.parametrize("size", [1, 7])
 def test_ids_are_of_the_kind_that_the_templates_take(size: int) -> None:
     call = '{"name": "f", "arguments": {}}'
