@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,5 +157,8 @@ def _unquoted(text: str) -> str:
 def _escaped(found: re.Match[str]) -> str:
     code = found[1]
     if len(code) > 1:
-        return chr(int(code[1:], 16))
+        number = int(code[1:], 16)
+        if number > sys.maxunicode:
+            raise ValueError("not a character", code)
+        return chr(number)
     return _ESCAPED.get(code, code if code in "\\'\"" else f"\\{code}")
