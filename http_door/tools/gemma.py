@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ _BARE = re.compile(r"[^{}\[\],:<]*")
 _HEAD = "call:"
 _HEAD_MARK = Marks(_HEAD)
 _NAME = re.compile(r"[\w.-]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -121,9 +123,6 @@ class _Values:
 
 
 def _number_or_text(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    """A number as JSON writes it: Python would take 12_34, nan and Infinity for one as well."""
+    number: int | float | str = json.loads(text) if _NUMBER.fullmatch(text) else text
+    return number
