@@ -24,6 +24,7 @@ T = TypeVar("T")
 LOOK_EVERY_S = 1.0
 SPELLED_FOR_S = 60.0  # after so long, tokens are asked for again: another model may be served
 NUM_THREADS = 2
+_DRAINING = "draining"
 
 log = structlog.get_logger()
 
@@ -63,34 +64,42 @@ class Gateway:
         self._must_ask_for_keys = must_ask_for_keys
         self._reason = "no router has answered yet"
         self._is_open = must_ask_for_keys  # to everybody, until routers have shown that they ask
-        self.draining = False
+        self._ends = ""  # why nobody should be led here any more
 
     @contextlib.contextmanager
     def visit(self, call: Call) -> Iterator[Visit]:
-        if self.draining:
+        if self._ends == _DRAINING:
             raise Draining("this gateway is draining")
         if self._is_open:
             raise NoWorker(self._reason)
         yield _GatewayVisit(self, call)
 
     def not_ready(self) -> Sequence[str]:
-        if self.draining:
-            return ("draining",)
-        return (self._reason,) if self._reason else ()
+        reason = self._ends or self._reason
+        return (reason,) if reason else ()
 
     def metrics(self, call: Call) -> bytes:
         return generate_latest(self._registry)
+
+    def announce_end(self) -> None:
+        """Not to be ready any more; calls are still served, since whoever leads them here learns of it late."""
+        self._ends = "asked to stop"
+
+    def drain(self) -> None:
+        """Refuse calls from now on."""
+        self._ends = _DRAINING
 
     async def watch(self) -> None:
         """Keep knowing whether a router serves; until cancelled."""
         while True:
             before = self._reason
-            await self._look()
+            await self.look()
             if self._reason != before:
                 log.info("gateway.not_serving" if self._reason else "gateway.serving", reason=self._reason)
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Ask once."""
         try:
             self._is_open = self._must_ask_for_keys and await self._asks_nobody()
             if self._is_open:

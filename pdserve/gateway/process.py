@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from http_door.opening import open_door
+from http_door.opening import OpenDoor, open_door
 from pdserve.client import AsyncClient, ClientTls
 from pdserve.clock import SystemClock
 from pdserve.gateway.backend import Gateway
@@ -41,20 +41,33 @@ def serve(config: Config, targets: Sequence[str], tls: ClientTls | None) -> int:
 
 async def run_gateway(config: Config, targets: Sequence[str], tls: ClientTls | None) -> int:
     """Serve until SIGTERM or SIGINT, then drain. Returns the exit code; raises ConfigError if it can't listen."""
-    clock, registry = SystemClock(), CollectorRegistry()
     set_up_logs(config.log, role="gateway")
     for setting in check_gateway(config):
         log.warning("listener.insecure", setting=setting)
+    async with StopSignals() as stop, AsyncClient(targets, tls=tls) as client:
+        await serve_with(client, config, targets, stop.wait)
+    return EXIT_OK
+
+
+async def serve_with(
+    client: AsyncClient, config: Config, routers: Sequence[str], stop_asked: Callable[[], Awaitable[None]]
+) -> None:
+    """A door in front of a client's routers, from listening to the end of the drain.
+
+    Raises ConfigError if it can't listen, and what ended the watch over the routers: without it nobody knows whether
+    requests may be served.
+    """
+    clock, registry = SystemClock(), CollectorRegistry()
     http = config.http
     must_ask = not is_loopback(http.listen) and not config.cluster.insecure
-    watch = LoopWatch(registry, clock, clock.cpu_s, LoopStack(clock))
-    async with StopSignals() as stop, AsyncClient(targets, tls=tls) as client:
-        gateway = Gateway(client, clock, registry, must_ask_for_keys=must_ask)
-        machines = HttpServer(registry, lambda: (), gateway.not_ready)
-        metrics_address = await machines.start(config.metrics.listen)
-        watch.start()
-        watching = asyncio.create_task(gateway.watch())
-        try:
+    loop_watch = LoopWatch(registry, clock, clock.cpu_s, LoopStack(clock))
+    gateway = Gateway(client, clock, registry, must_ask_for_keys=must_ask)
+    machines = HttpServer(registry, lambda: (), gateway.not_ready)
+    metrics_address = await machines.start(config.metrics.listen)
+    loop_watch.start()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(gateway.watch())
             door = open_door(
                 gateway,
                 config,
@@ -67,16 +80,21 @@ async def run_gateway(config: Config, targets: Sequence[str], tls: ClientTls | N
                 ),
                 stop_grace_s=STOP_GRACE_S,
             )
-            log.info("gateway.listening", http=door.address, routers=list(targets), metrics=metrics_address)
-            await stop.wait()
-            gateway.draining = True
-            if delay_s := config.router.drain_delay_s:
-                await asyncio.sleep(delay_s)
-            await door.drain(config.timeouts.drain_s)
-            log.info("gateway.drained")
-            await door.stop()
-        finally:
+            log.info("gateway.listening", http=door.address, routers=list(routers), metrics=metrics_address)
+            await stop_asked()
+            await _drain(gateway, door, config)
             watching.cancel()
-            watch.stop()
-            machines.close()
-    return EXIT_OK
+    finally:
+        loop_watch.stop()
+        machines.close()
+
+
+async def _drain(gateway: Gateway, door: OpenDoor, config: Config) -> None:
+    gateway.announce_end()
+    if delay_s := config.router.drain_delay_s:
+        log.info("gateway.still_serving", drain_delay_s=delay_s)
+        await asyncio.sleep(delay_s)
+    gateway.drain()
+    await door.drain(config.timeouts.drain_s)
+    log.info("gateway.drained")
+    await door.stop()
