@@ -28,13 +28,13 @@ from http_door.generating import COMMENT_S, give_stream, give_whole
 from http_door.looking import model_card, models, version
 from http_door.metrics import HttpMetrics
 from http_door.page.serving import page_routes
-from http_door.port import METADATA, Backend, Call, Purpose, Visit
+from http_door.port import KEY_HEADER, METADATA, Backend, Call, Purpose, Visit
 from http_door.responses import ResponseAnswer, ResponseFields
 from http_door.styles import KnownStyles, Styles
 from http_door.texts import DetokenizeFields, TokenizeFields, detokenize, tokenize
 from pdserve.clock import Clock
 from pdserve.errors import Code, PdserveError, primary
-from pdserve.fields import plain_id
+from pdserve.fields import plain_header, plain_id
 from pdserve.ids import Random, draw_text_id
 from pdserve.service.config import Config
 from pdserve.service.receiving import Receiving
@@ -132,11 +132,15 @@ class Endpoint:
 
 
 def call_of(scope: Scope, purpose: Purpose) -> Call:
-    """What a backend is told of an HTTP request."""
+    """What a backend is told of an HTTP request.
+
+    A trace that can't go on is left out, since it is no reason to refuse a request; a key is for the backend to judge.
+    """
+    headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     metadata = tuple(
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in scope["headers"]
-        if name.decode("latin-1") in METADATA
+        (name, value)
+        for name, value in headers
+        if name in METADATA and (name == KEY_HEADER or plain_header(value))
     )
     peer = scope.get("client")
     return Call(purpose, metadata, "" if peer is None else str(peer[0]))

@@ -13,7 +13,8 @@ from pdserve.status import ClusterStatus, ModelInfo
 
 T = TypeVar("T")
 
-METADATA = ("authorization", "traceparent", "tracestate")  # headers that go on as metadata of a call
+KEY_HEADER = "authorization"
+METADATA = (KEY_HEADER, "traceparent", "tracestate")  # headers that go on as metadata of a call
 
 
 class Purpose(Enum):

@@ -24,8 +24,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pdserve.chat import check_chat
 from pdserve.clock import Clock, SystemClock
 from pdserve.completion import Completion, ResumableGeneration, collect
-from pdserve.errors import DeadlineExceeded, Draining, Incompatible
-from pdserve.fields import check_unicode
+from pdserve.errors import DeadlineExceeded, Draining, Incompatible, InvalidRequest, Unauthenticated
+from pdserve.fields import check_unicode, plain_header
 from pdserve.request import (
     Chat,
     Event,
@@ -83,7 +83,15 @@ class AsyncClient:
         await self._targets.close()
 
     def with_metadata(self, metadata: Sequence[tuple[str, str]]) -> Self:
-        """The same connections, for calls with this metadata: those of whoever stands behind a gateway."""
+        """The same connections, for calls with this metadata: those of whoever stands behind a gateway.
+
+        Raises Unauthenticated for a key that is none, InvalidRequest for anything else that can't be sent.
+        """
+        for name, value in metadata:
+            if not plain_header(value):
+                if name == "authorization":
+                    raise Unauthenticated("no valid API key")
+                raise InvalidRequest("metadata of a call is printable ASCII", name=name)
         client = copy(self)
         client._metadata = tuple(metadata)
         return client

@@ -23,6 +23,7 @@ KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "
 UINT32 = (1 << 32) - 1
 UINT64 = (1 << 64) - 1
 _FLOAT32 = 3.4028234663852886e38  # the largest that a message can carry
+_MAX_HEADER = 2048
 _ID = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 
 
@@ -193,6 +194,11 @@ def check_unicode(name: str, text: str) -> None:
 def plain_id(text: str) -> str:
     """A `verify` for names of requests and processes."""
     return "" if _ID.fullmatch(text) else "at most 64 characters of [A-Za-z0-9._:-]"
+
+
+def plain_header(text: str) -> bool:
+    """Whether it can go along as metadata of a gRPC call, beside others: all of them have 8 KiB."""
+    return len(text) <= _MAX_HEADER and text.isascii() and text.isprintable()
 
 
 def _is_of(kind: type, value: object) -> bool:

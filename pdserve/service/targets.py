@@ -8,6 +8,7 @@ from typing import TypeVar
 import grpc.aio
 
 from pdserve.errors import InvalidRequest
+from pdserve.fields import plain_header
 from pdserve.request import Resume
 from pdserve.service.rpc import open_channel
 from pdserve.service.rpc_errors import ServerLost, error_of
@@ -44,7 +45,7 @@ class Targets:
         self._tls = tls
         self.metadata: tuple[tuple[str, str], ...] = ()
         if api_key:
-            if not api_key.isascii() or not api_key.isprintable():
+            if not plain_header(api_key):
                 raise InvalidRequest("an API key is printable ASCII")
             self.metadata = (("authorization", f"Bearer {api_key}"),)
         self._channels: dict[str, grpc.aio.Channel] = {}

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from http_door.port import Call, Purpose
 from pdserve.client import AsyncClient
-from pdserve.errors import Draining, NoWorker, Unauthenticated
+from pdserve.errors import Draining, InvalidRequest, NoWorker, Unauthenticated
 from pdserve.gateway.backend import SPELLED_FOR_S, Gateway, SpelledTokens
 from tests.support.virtual_clock import VirtualClock
 from tests.unit.service.doors import Door, count_to, open_door
@@ -107,3 +107,15 @@ async def test_how_tokens_are_written_is_asked_once_and_again_when_another_model
         clock.advance(SPELLED_FOR_S + 1)
         assert await spelled.get([97], client) == [b"a"]
         assert door.num_asked == 3
+
+
+@pytest.mark.parametrize("key", ["Bearer \xe9", "Bearer \x01", "Bearer " + "x" * 60_000])
+async def test_a_key_that_can_be_none_is_refused_here(key: str) -> None:
+    async with gateway_to(Door(count_to)) as gateway:
+        with (
+            pytest.raises(Unauthenticated, match="no valid API key"),
+            gateway.visit(Call(Purpose.TEXT, (("authorization", key),))),
+        ):
+            pass
+        with pytest.raises(InvalidRequest, match="printable ASCII"):
+            gateway.client.with_metadata([("traceparent", "\xe9")])

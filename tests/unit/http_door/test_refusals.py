@@ -198,3 +198,14 @@ async def test_health_tells_why_it_is_not() -> None:
         assert (reply.status, reply.body) == (503, b"draining\n")
         assert b"pdserve_http_requests" in (await call(door.address, "/metrics")).body
         assert (await call(door.address, "/v1/models/other")).status == 404
+
+
+async def test_a_trace_that_cannot_go_on_is_left_out_and_a_key_goes_on_as_it_came() -> None:
+    head = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n"
+    raw = head + b"Authorization: Bearer \xe9\r\nTraceparent: %s\r\nTracestate: %s\r\n\r\n"
+    async with opened(backend := ScriptedBackend()) as door:
+        for trace, state in ((b"00-\xe9", b"x" * 9000), (b"00-ab", b"a=b")):
+            assert (await reply_to(door.address, raw % (trace, state))).status == 200
+    key = ("authorization", "Bearer \xe9")
+    assert backend.calls[0].metadata == (key,)
+    assert backend.calls[1].metadata == (key, ("traceparent", "00-ab"), ("tracestate", "a=b"))
