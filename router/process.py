@@ -29,7 +29,7 @@ from pdserve.service.logs import set_up_logs
 from pdserve.service.loop_stack import LoopStack
 from pdserve.service.loop_watch import LoopWatch
 from pdserve.service.peer_proof import RouterGuard
-from pdserve.service.receiving import Receiving
+from pdserve.service.receiving import Receiving, most_at_once
 from pdserve.service.rpc import (
     ADMIN,
     INFERENCE,
@@ -182,7 +182,7 @@ class _Process:
         self._gate = Gate(self._app.admission, self._app.metrics, clock)
         most_bytes = 2 * router.max_request_bytes  # of larger messages not even the bytes are taken in
 
-        self._receiving = self._receiving_of(most_bytes)
+        self._receiving = self._receiving_of(most_at_once(config, most_bytes))
 
         def reader(receiving: Receiving) -> RequestReader:
             return RequestReader(
@@ -204,7 +204,7 @@ class _Process:
             keepalive_s=timeouts.keepalive_s,
             max_message_bytes=router.max_message_bytes,
             random=random,
-            gates=(reader(self._receiving_of(router.max_message_bytes)),),
+            gates=(reader(self._receiving_of(router.max_receiving_bytes // router.max_message_bytes)),),
         )
         self._guard = RouterGuard(router_id, secret, clock, random)
         self._health = Health(self._for_clients, self._for_workers)
@@ -238,10 +238,8 @@ class _Process:
             self._watch.stop()
             http.close()
 
-    def _receiving_of(self, message_bytes: int) -> Receiving:
-        """As many messages of this size at a time as may be held."""
-        most = max(1, self._config.router.max_receiving_bytes // message_bytes)
-        return Receiving(most, self._clock, self._app.metrics.receiving_refused.inc)
+    def _receiving_of(self, most: int) -> Receiving:
+        return Receiving(max(1, most), self._clock, self._app.metrics.receiving_refused.inc)
 
     def _open_http(self) -> OpenDoor | None:
         """The HTTP door, if there is to be one. Raises ConfigError."""

@@ -23,7 +23,7 @@ from pdserve.service.lifecycle import EXIT_OK, StopSignals
 from pdserve.service.logs import set_up_logs
 from pdserve.service.loop_stack import LoopStack
 from pdserve.service.loop_watch import LoopWatch
-from pdserve.service.receiving import Receiving
+from pdserve.service.receiving import Receiving, most_at_once
 
 log = structlog.get_logger()
 
@@ -75,9 +75,7 @@ async def serve_with(
                 clock=clock,
                 random=system_random(),
                 registry=registry,
-                receiving=Receiving(
-                    max(1, config.router.max_receiving_bytes // http.max_body_bytes), clock, lambda: None
-                ),
+                receiving=Receiving(most_at_once(config, http.max_body_bytes), clock, lambda: None),
                 stop_grace_s=STOP_GRACE_S,
             )
             log.info("gateway.listening", http=door.address, routers=list(routers), metrics=metrics_address)

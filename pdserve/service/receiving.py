@@ -14,9 +14,16 @@ from dataclasses import dataclass
 
 from pdserve.clock import Clock
 from pdserve.errors import Overloaded
+from pdserve.service.config import Config
 
 PATIENCE_S = 1.0
 """Who is slower makes room when others wait: a small message comes whole at once."""
+
+
+def most_at_once(config: Config, message_bytes: int) -> int:
+    """How many may come in together, messages of this size or bodies of the HTTP door, if there is one."""
+    body_bytes = config.http.max_body_bytes if config.http.listen else 0
+    return max(1, config.router.max_receiving_bytes // max(message_bytes, body_bytes))
 
 
 @dataclass(eq=False, slots=True)

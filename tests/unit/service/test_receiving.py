@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from pdserve.errors import Overloaded
-from pdserve.service.receiving import PATIENCE_S, Receiving
+from pdserve.service.config import load
+from pdserve.service.receiving import PATIENCE_S, Receiving, most_at_once
 from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_loop import run_virtual
 
@@ -98,3 +99,11 @@ def test_what_is_slow_stays_while_there_is_room() -> None:
 
     clock = VirtualClock()
     run_virtual(play(), clock, limit_s=1000.0)
+
+
+def test_bodies_of_the_http_door_count_with_their_own_size_while_it_is_open() -> None:
+    sizes = {"router.max_receiving_bytes": 256 << 20, "http.max_body_bytes": 64 << 20}
+    assert most_at_once(load(flags=sizes), 8 << 20) == 32
+    opened = load(flags={**sizes, "http.listen": "127.0.0.1:0"})
+    assert (most_at_once(opened, 8 << 20), most_at_once(opened, 128 << 20)) == (4, 2)
+    assert most_at_once(load(flags={"router.max_receiving_bytes": 1 << 20}), 8 << 20) == 1
