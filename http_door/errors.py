@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 import msgspec
 
 from pdserve.errors import Code, InvalidRequest, Overloaded, PdserveError, UnknownModel
+from pdserve.request import Chat, GenerateRequest
+from pdserve.sampling import SamplingParams
 
 _STATUS = {
     Code.INVALID_ARGUMENT: 400,
@@ -24,13 +27,17 @@ _STATUS = {
 }  # any other: 500
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
-_FIELD = re.compile(r"(?:number of chat )?([a-z_]+(?:\[\d+\])?)(?= |'s )")
+_FIELD = re.compile(r"(?:number of chat )?([a-z_]+)(\[\d+\])?(?= |'s )")
 # What a field of ours is called over HTTP.
 _NAMES = {
-    "text": "prompt", "token_ids": "prompt", "include_stop": "include_stop_str_in_output",
-    "choices": "structured_outputs", "regex": "structured_outputs", "grammar": "structured_outputs",
-    "json_schema": "response_format",
+    "prompt": "prompt", "text": "prompt", "token_ids": "prompt", "include_stop": "include_stop_str_in_output",
+    "keep_special_tokens": "skip_special_tokens", "extra_json": "messages", "tools_json": "tools",
+    "template_kwargs_json": "chat_template_kwargs", "choices": "structured_outputs", "regex": "structured_outputs",
+    "grammar": "structured_outputs", "json_schema": "response_format",
 }  # fmt: skip
+_SAME_NAMES = {
+    each.name for record in (GenerateRequest, SamplingParams, Chat) for each in dataclasses.fields(record)
+} - {"input", "sampling", "structure", "resume"}
 
 
 class HttpRefusal(PdserveError):
@@ -97,16 +104,23 @@ def _code_of(error: PdserveError, status: int) -> str | None:
         return error.name or None
     if isinstance(error, UnknownModel):
         return "model_not_found"
-    if "window" in error.message and status == 400:
+    if isinstance(error, InvalidRequest) and "window" in error.message.partition(" (")[0]:
         return "context_length_exceeded"
     return _CODES.get(status)
 
 
 def _param_of(error: PdserveError) -> str:
-    """The field that an InvalidRequest is about: the first word of its sentence."""
+    """The field that an InvalidRequest is about, if its sentence begins with one.
+
+    Of one that a gateway was told, the message holds the values, too.
+    """
     if isinstance(error, HttpRefusal):
         return error.param
     if isinstance(error, UnknownModel):
         return "model"
     found = _FIELD.match(error.message) if isinstance(error, InvalidRequest) else None
-    return "" if found is None else _NAMES.get(found[1], found[1])
+    if found is None:
+        return ""
+    if found[1] in _NAMES:
+        return _NAMES[found[1]]
+    return found[1] + (found[2] or "") if found[1] in _SAME_NAMES else ""

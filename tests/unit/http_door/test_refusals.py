@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from http_door.errors import reply_to as reply_to_error
 from pdserve import errors
 from tests.support.http_calls import Reply, call, request_bytes, sending
 from tests.unit.http_door.scripted import ScriptedBackend, opened, raising
@@ -124,7 +125,36 @@ async def test_a_bad_field_is_named(body: dict[str, Any], param: str) -> None:
 async def test_a_bad_field_of_a_chat_is_named(body: dict[str, Any], param: str) -> None:
     async with opened(ScriptedBackend()) as door:
         reply = await call(door.address, "/v1/chat/completions", body)
-    assert (reply.status, reply.error["param"]) == (400, param), reply.error
+    assert (reply.status, reply.error["param"], reply.error["code"]) == (400, param, None), reply.error
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "code"),
+    [
+        ("the prompt has no tokens", None, None),
+        ("a chat needs at least one message", None, None),
+        ("no token is left: allowed and banned ids rule out all", None, None),
+        ("tools_json must be a JSON list", "tools", None),
+        ("template_kwargs_json can't set this name (name=messages)", "chat_template_kwargs", None),
+        ("extra_json must not hold role: it has a field", "messages", None),
+        ("choices[1] must not hold a NUL character", "structured_outputs", None),
+        ("stop[1]'s length is out of range (limit=1 to 256, value=0)", "stop[1]", None),
+        ("number of chat messages out of range (limit=1 to 4096, value=0)", "messages", None),
+        ("the chat template refused the messages (why=there is no window)", None, None),
+        (
+            "prompt and max_tokens don't fit the window (limit=128, value=200)",
+            "prompt",
+            "context_length_exceeded",
+        ),
+        ("the chat's text can't fit the window", None, "context_length_exceeded"),
+        ("min_tokens are more than what is left of the window", "min_tokens", "context_length_exceeded"),
+    ],
+)
+def test_what_is_wrong_is_named_only_where_it_is_a_field(
+    message: str, param: str | None, code: str | None
+) -> None:
+    told = reply_to_error(errors.InvalidRequest(message)).content["error"]
+    assert (told["param"], told["code"]) == (param, code)
 
 
 async def test_unknown_fields_are_ignored_or_refused_by_a_setting() -> None:
