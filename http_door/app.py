@@ -23,8 +23,9 @@ from http_door.chat import ChatAnswer, ChatFields
 from http_door.completions import CompletionAnswer, CompletionFields
 from http_door.connection import Connection, OpenConnections
 from http_door.errors import HttpRefusal, reply_to
+from http_door.event_stream import COMMENT_S
 from http_door.fields import TextFields, read_body
-from http_door.generating import COMMENT_S, give_stream, give_whole
+from http_door.generating import give_stream, give_whole
 from http_door.looking import model_card, models, version
 from http_door.metrics import HttpMetrics
 from http_door.page.serving import page_routes
@@ -50,7 +51,7 @@ _CLOSE = {"connection": "close"}  # after a body that wasn't read
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
     """What all endpoints share. receiving: where bodies come in; begun_s: since 1970;
-    comment_s: how long a stream may be silent before its first part."""
+    comment_s: how long a stream may be silent before a comment."""
 
     backend: Backend
     config: Config

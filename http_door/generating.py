@@ -11,19 +11,13 @@ import msgspec
 from http_door.answer import HttpAnswer, Json, TokenBytes
 from http_door.connection import Connection
 from http_door.errors import reply_to
+from http_door.event_stream import COMMENT_S, EventStream
 from http_door.metrics import HttpMetrics
 from http_door.port import Visit
 from pdserve.errors import InvariantViolated, PdserveError, primary
 from pdserve.request import Event, GenerateRequest
 
-COMMENT_S = 10.0  # proxies close what is silent for a minute, some sooner
-_COMMENT = b": wait\n\n"
 _DONE = b"data: [DONE]\n\n"
-_STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # nginx would keep parts back
-}
 _WAITING = 64  # events of all prompts together that the client hasn't taken
 
 _encode = msgspec.json.Encoder().encode
@@ -49,18 +43,21 @@ async def give_stream(
     comment_s: float = COMMENT_S,
 ) -> None:
     """Server-sent events. Raises what a request ended with before anything was written; later it is an event."""
+    stream = EventStream(client, headers, comment_s)
     with metrics.open_streams.track_inprogress():
         try:
-            async with client.while_there(), _events(answer.requests, visit) as events:
-                placed = await _first(events, client, headers, comment_s)
-                if client.status == 0:
-                    await client.begin(200, {**_STREAM_HEADERS, **headers})
-                while placed is not None:
-                    place, event = placed
+            async with (
+                client.while_there(),
+                stream.kept_open(),
+                _events(answer.requests, visit) as events,
+            ):
+                async for place, event in events:
                     spelled = await _spelled(visit, answer.ids_to_spell(event))
                     if content := b"".join([_line(part) for part in answer.take(place, event, spelled)]):
-                        await client.write(content)
-                    placed = await anext(events, None)
+                        await stream.write(content)
+                    else:
+                        await stream.begin()
+                await stream.begin()
         except PdserveError as error:
             if client.status == 0:
                 raise
@@ -72,23 +69,6 @@ async def give_stream(
 
 
 _Placed = tuple[int, Event]
-
-
-async def _first(
-    events: AsyncGenerator[_Placed, None], client: Connection, headers: dict[str, str], comment_s: float
-) -> _Placed | None:
-    """The first event. While it doesn't come, comments keep the connection open; None = there is none."""
-    coming = asyncio.ensure_future(anext(events, None))
-    try:
-        while not (await asyncio.wait((coming,), timeout=comment_s))[0]:
-            if client.status == 0:
-                await client.begin(200, {**_STREAM_HEADERS, **headers})
-            await client.write(_COMMENT)
-        return coming.result()
-    finally:
-        if not coming.done():
-            coming.cancel()
-            await asyncio.wait((coming,))  # else the generator would be closed while it runs
 
 
 def _line(part: Json) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
@@ -60,23 +60,41 @@ async def test_choices_of_all_prompts_are_numbered_one_behind_the_other() -> Non
     assert [request.input for request in backend.requests[:3]] == ["x", (7, 8), "y"]
 
 
-async def test_comments_keep_a_stream_open_until_its_first_part() -> None:
-    go = asyncio.Event()
+@pytest.mark.parametrize("num_prompts", [1, 2])
+async def test_comments_keep_a_stream_open_whenever_nothing_comes(num_prompts: int) -> None:
+    first, second = asyncio.Event(), asyncio.Event()
 
     async def slow(request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        await go.wait()
+        await first.wait()
         yield STARTED
         yield tokens("a")
+        await second.wait()
         yield finished()
 
     async with opened(ScriptedBackend(slow), comment_s=0.05) as door:
-        async with stream(door.address, "/v1/completions", ASKED) as answer:
+        body = ASKED | {"prompt": ["x"] * num_prompts}
+        async with stream(door.address, "/v1/completions", body) as answer:
             lines = answer.lines()
             assert [await anext(lines) for _ in range(3)] == [": wait"] * 3
-            go.set()
+            first.set()
+            middle = [line async for line in _until_comments(lines, 3)]
+            second.set()
             rest = [line async for line in lines]
-        assert rest[-1] == "data: [DONE]"
-        assert sum(line.startswith("data: {") for line in rest) == 2
+    assert sum(line.startswith("data: {") for line in middle) == num_prompts
+    assert sum(line.startswith("data: {") for line in rest) == num_prompts
+    assert rest[-1] == "data: [DONE]"
+
+
+async def _until_comments(lines: AsyncIterator[str], num_comments: int) -> AsyncIterator[str]:
+    """Lines to the last of so many comments in a row, with something before them."""
+    num_last, has_part = 0, False
+    async for line in lines:
+        yield line
+        is_comment = line == ": wait"
+        has_part = has_part or not is_comment
+        num_last = num_last + 1 if is_comment else 0
+        if num_last >= num_comments and has_part:
+            return
 
 
 @pytest.mark.parametrize("num_prompts", [1, 2])
