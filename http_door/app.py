@@ -65,16 +65,17 @@ class Door:
     comment_s: float = COMMENT_S
     open: OpenConnections = field(default_factory=OpenConnections)
 
-    async def read(
-        self, visit: Visit, receive: Receive, headers: Headers, kind: type[B], make: Callable[[B], T]
-    ) -> T:
-        """What is made of the body of a call that was let in. Raises HttpRefusal, Overloaded, ClientGone."""
+    async def take(self, call: Exchange) -> bytes:
+        """The body of a call that was let in. Raises HttpRefusal, Overloaded, ClientGone."""
         most = self.config.http.max_body_bytes
-        check_announced(headers.get("content-length"), most)
+        check_announced(call.headers.get("content-length"), most)
         stall_s = self.config.timeouts.client_stall_s
-        raw = await self.receiving.take(lambda: read_all(receive, most, stall_s), visit.asker)
+        return await self.receiving.take(lambda: read_all(call.receive, most, stall_s), call.visit.asker)
+
+    async def read(self, call: Exchange, raw: bytes, kind: type[B], make: Callable[[B], T]) -> T:
+        """What is made of a body. Raises HttpRefusal, Overloaded."""
         strict = self.config.http.unknown_fields == "refuse"
-        return await visit.read(lambda: make(read_body(raw, kind, refuses_unknown=strict)), len(raw))
+        return await call.visit.read(lambda: make(read_body(raw, kind, refuses_unknown=strict)), len(raw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +157,15 @@ def _generate(
         given = call.headers.get("x-request-id", "")
         drawn = given if given and not plain_id(given) else draw_text_id(door.random, "req")
         now_s = door.clock.wall_ns() // 1_000_000_000
-        styles = await door.styles.get(call.visit) if takes_apart else Styles()
+        raw = await door.take(call)
+        styles = await _styles(door, call) if takes_apart else Styles()
 
         def make(body: TextFields) -> tuple[HttpAnswer, str]:
             request_id = body.request_id or drawn
             occasion = Occasion(request_id=request_id, created_s=now_s, random=door.random, styles=styles)
             return answer_of(body, occasion), request_id
 
-        answer, request_id = await door.read(call.visit, call.receive, call.headers, fields, make)
+        answer, request_id = await door.read(call, raw, fields, make)
         told = {"x-request-id": request_id}
         if answer.streams:
             await give_stream(answer, call.visit, call.client, told, door.metrics, comment_s=door.comment_s)
@@ -173,9 +175,17 @@ def _generate(
     return handle
 
 
+async def _styles(door: Door, call: Exchange) -> Styles:
+    known = door.styles.current()
+    if known is None:
+        async with call.client.while_there():
+            known = await door.styles.ask(call.visit)
+    return known
+
+
 def _ask(kind: type[B], ask: Callable[[B, Visit], Awaitable[Json]]) -> _Handle:
     async def handle(door: Door, call: Exchange) -> None:
-        body = await door.read(call.visit, call.receive, call.headers, kind, lambda body: body)
+        body = await door.read(call, await door.take(call), kind, lambda body: body)
         async with call.client.while_there():
             told = await ask(body, call.visit)
         await call.client.answer(200, msgspec.json.encode(told), {})

@@ -49,13 +49,30 @@ class KnownStyles:
         self._clock = clock
         self._known: Styles | None = None if needs_model(config) else styles_of(config, None)
         self._until_s = math.inf
+        self._is_asking = False
 
-    async def get(self, visit: Visit) -> Styles:
-        """Waits for a worker that knows the model. Raises NoWorker, and what a visit may raise."""
-        if self._known is None or self._clock.now_s() >= self._until_s:
-            self._known = styles_of(self._config, await visit.model())
-            self._until_s = self._clock.now_s() + KNOWN_FOR_S
-        return self._known
+    def current(self) -> Styles | None:
+        """None where this caller has to ask: nothing is known yet, or it is old and nobody else asks just now."""
+        is_good = self._clock.now_s() < self._until_s or self._is_asking
+        return self._known if is_good else None
+
+    async def ask(self, visit: Visit) -> Styles:
+        """Waits for a worker that knows the model. Raises NoWorker, and what a visit may raise.
+
+        Each caller asks with its own key; once there is something to go on with, one at a time.
+        """
+        if self._known is None:
+            return await self._ask(visit)
+        self._is_asking = True
+        try:
+            return await self._ask(visit)
+        finally:
+            self._is_asking = False
+
+    async def _ask(self, visit: Visit) -> Styles:
+        known = self._known = styles_of(self._config, await visit.model())
+        self._until_s = self._clock.now_s() + KNOWN_FOR_S
+        return known
 
 
 def _chosen(setting: str, found: str, known: Container[str]) -> str:

@@ -93,6 +93,12 @@ class ScriptedBackend:
         finally:
             self.num_visits -= 1
 
+    async def model(self) -> ModelInfo:
+        return ModelInfo(
+            model="m", window_tokens=128, vocab_size=256, eos_token_ids=(0,), has_chat_template=True,
+            weights_fingerprint="", tokenizer_fingerprint="",
+        )  # fmt: skip
+
     def not_ready(self) -> Sequence[str]:
         return self.reasons
 
@@ -130,10 +136,7 @@ class ScriptedVisit:
         return [bytes((each % 256,)) for each in token_ids]
 
     async def model(self) -> ModelInfo:
-        return ModelInfo(
-            model="m", window_tokens=128, vocab_size=256, eos_token_ids=(0,), has_chat_template=True,
-            weights_fingerprint="", tokenizer_fingerprint="",
-        )  # fmt: skip
+        return await self.backend.model()
 
     async def status(self, *, explain: bool = False) -> ClusterStatus:
         assert self.backend.look is not None

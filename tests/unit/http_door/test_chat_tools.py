@@ -13,16 +13,10 @@ from http_door.answer import Json, Occasion
 from http_door.chat import ChatAnswer, ChatFields
 from http_door.errors import HttpRefusal
 from http_door.fields import read_body
-from http_door.reasoning.think import REASONING
-from http_door.styles import KNOWN_FOR_S, KnownStyles, Styles, needs_model, styles_of
-from http_door.tools.formats import FORMATS
+from http_door.styles import Styles
 from pdserve.request import Chat, Event
 from pdserve.sampling import FinishReason
-from pdserve.service.http_config import REASONING_PARSERS, TOOL_PARSERS, HttpConfig
-from pdserve.status import ModelInfo
-from tests.support.virtual_clock import VirtualClock
 from tests.unit.http_door.generations import SPELLED, events_of
-from tests.unit.http_door.scripted import ScriptedBackend, ScriptedVisit
 
 TOOLS = [
     {
@@ -200,39 +194,3 @@ def test_reasoning_is_told_apart(stream: bool, is_open: bool) -> None:
 def test_a_text_with_a_structure_is_no_reasoning() -> None:
     answer = asked(Styles("", "think"), response_format={"type": "json_object"})
     assert whole(answer, events_of("{}", prompt=(1, 2, 3)))["message"]["content"] == "{}"
-
-
-MODEL = ModelInfo(
-    model="m", window_tokens=1, vocab_size=1, eos_token_ids=(), has_chat_template=True, weights_fingerprint="",
-    tokenizer_fingerprint="", tool_parser="hermes", reasoning_parser="think",
-)  # fmt: skip
-
-
-def test_settings_go_before_the_template() -> None:
-    assert styles_of(HttpConfig(), MODEL) == Styles("hermes", "think")
-    assert styles_of(HttpConfig(tool_parser="none", reasoning_parser="none"), None) == Styles()
-    assert styles_of(HttpConfig(tool_parser="mistral"), MODEL) == Styles("mistral", "think")
-    assert needs_model(HttpConfig(tool_parser="mistral"))
-    assert not needs_model(HttpConfig(tool_parser="mistral", reasoning_parser="none"))
-
-
-@pytest.mark.parametrize(("parsers", "times"), [("auto", (1, 1, 2)), ("none", (0, 0, 0))])
-async def test_the_model_is_asked_for_now_and_then(parsers: str, times: tuple[int, ...]) -> None:
-    asked_for = []
-
-    class Asking(ScriptedVisit):
-        async def model(self) -> ModelInfo:
-            asked_for.append(1)
-            return MODEL
-
-    clock = VirtualClock()
-    known = KnownStyles(HttpConfig(tool_parser=parsers, reasoning_parser=parsers), clock)
-    for after_s, number in zip((0.0, KNOWN_FOR_S / 2, KNOWN_FOR_S), times, strict=True):
-        clock.advance(after_s)
-        want = Styles("hermes", "think") if parsers == "auto" else Styles()
-        assert await known.get(Asking(ScriptedBackend())) == want
-        assert len(asked_for) == number
-
-
-def test_the_settings_know_all_parsers() -> None:
-    assert (set(TOOL_PARSERS), set(REASONING_PARSERS)) == (set(FORMATS), set(REASONING))
