@@ -24,7 +24,7 @@ from http_door.errors import refused_field
 from http_door.fields import NOT_GIVEN, TextFields, is_given
 from http_door.styles import PROMPT_END_IDS, looks_for_reasoning, output_parser
 from http_door.tools.choice import chat_choice, chat_functions, read_choice
-from http_door.tools.port import OutputParser, Parsed, PlainText
+from http_door.tools.port import CallBegun, OutputParser, Parsed, PlainText
 from pdserve.request import Chat, ChatMessage, Event, Finished, Prompt, Started, Timings, Tokens
 from pdserve.sampling import FinishReason, TokenLogprobs
 
@@ -72,7 +72,7 @@ class ChatFields(TextFields, kw_only=True):
 
 @dataclass(slots=True)
 class _Choice:
-    """One of the answer's choices. has_role: its first delta has been sent."""
+    """One of the answer's choices. has_role: its first delta has been sent. message: kept where it is sent whole."""
 
     parser: OutputParser = field(default_factory=PlainText)
     message: ChatMessageParts = field(default_factory=ChatMessageParts)
@@ -80,6 +80,7 @@ class _Choice:
     logprobs: list[Json] = field(default_factory=list)
     reason: str | None = None
     has_role: bool = False
+    has_called: bool = False
     timings: Timings | None = None
 
 
@@ -198,8 +199,9 @@ class ChatAnswer:
     ) -> list[Json]:
         """More of a choice: for a stream what is sent of it, else it is kept."""
         choice = self._choices[number]
-        choice.message.add(said)
+        choice.has_called = choice.has_called or any(isinstance(part, CallBegun) for part in said)
         if not self.streams:
+            choice.message.add(said)
             choice.token_ids += token_ids
             choice.logprobs += logprobs or ()
             return []
@@ -211,7 +213,7 @@ class ChatAnswer:
         choice = self._choices[number]
         if self._body.return_timings:
             choice.timings = event.timings
-        has_called = bool(choice.message.calls) and reason is not FinishReason.LENGTH
+        has_called = choice.has_called and reason is not FinishReason.LENGTH
         choice.reason = "tool_calls" if has_called else reason_text(reason)
         if not self.streams:
             return []

@@ -80,10 +80,13 @@ def test_a_stream_says_what_the_whole_answer_says(size: int) -> None:
         {"name": "g", "arguments": "{}"},
     ]
     assert choice["finish_reason"] == "tool_calls"
-    parts = streamed(asked(tools=TOOLS, stream=True), events_of(TWO, size=size))
+    streaming = asked(tools=TOOLS, stream=True)
+    parts = streamed(streaming, events_of(TWO, size=size))
     assert put_together(parts) == ("I look.", "", message["tool_calls"])
     assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["tool_calls"]
     assert parts[0]["delta"]["role"] == "assistant"
+    kept = streaming.whole()["choices"][0]["message"]
+    assert kept == {"role": "assistant", "content": "", "refusal": None}, "what was sent isn't kept"
 
 
 def test_a_message_of_calls_alone_has_no_text() -> None:
