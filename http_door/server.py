@@ -7,12 +7,14 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from http_door.errors import HttpRefusal, reply_to
 from pdserve.service.address import join_address, split_address
 from pdserve.service.settings import ConfigError
 
@@ -92,6 +94,7 @@ class _Protocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._answered: RequestResponseCycle | None = None  # others may wait behind it
         self._num_head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None  # while a head is expected whole
         self._write_timer: asyncio.TimerHandle | None = None  # while the client doesn't read
@@ -108,7 +111,7 @@ class _Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._head_timer is not None:  # what came earlier didn't make it whole
             if self._num_head_bytes > MAX_HEAD_BYTES:
-                self._refuse(b"431 Request Header Fields Too Large")
+                self._refuse(431, "the head of the request is too large", limit_bytes=MAX_HEAD_BYTES)
                 return
             self._num_head_bytes += len(data)
         super().data_received(data)
@@ -120,6 +123,10 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_whole()
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -133,7 +140,8 @@ class _Protocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._num_head_bytes = 0
             self._head_timer = self.loop.call_later(
-                self.limit_s, lambda: self._refuse(b"408 Request Timeout")
+                self.limit_s,
+                lambda: self._refuse(408, "the head of the request came too slowly", limit_s=self.limit_s),
             )
 
     def _head_is_whole(self) -> None:
@@ -146,9 +154,17 @@ class _Protocol(HttpToolsProtocol):
             self._write_timer.cancel()
             self._write_timer = None
 
-    def _refuse(self, status: bytes) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(
-                b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.close()
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "the request isn't HTTP that can be read")
+
+    def _refuse(self, status: int, message: str, **fields: object) -> None:
+        """End the connection; with a status, unless that would stand in the middle of an answer."""
+        if self.transport.is_closing():
+            return
+        answered = self._answered
+        if answered is None or answered.response_complete or not answered.response_started:
+            body = reply_to(HttpRefusal(status, message, param="", code="", **fields)).body
+            line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            head = f"{line}content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
+        self.transport.close()

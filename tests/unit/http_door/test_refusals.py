@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from http_door.errors import reply_to as reply_to_error
 from pdserve import errors
+from pdserve.request import Event, GenerateRequest
 from tests.support.http_calls import Reply, call, request_bytes, sending
-from tests.unit.http_door.scripted import ScriptedBackend, opened, raising
+from tests.unit.http_door.scripted import STARTED, ScriptedBackend, opened, raising, tokens
 
 
 async def reply_to(address: str, raw: bytes) -> Reply:
@@ -194,6 +196,32 @@ async def test_slow_heads_and_bodies_are_ended() -> None:
             assert [part async for part in answer.parts()]
             assert b" 408 " in await answer.rest()
         assert backend.num_visits == 0
+
+
+@pytest.mark.parametrize("behind", [b"\x00\x01\r\n\r\n", b"GET /ver"])
+async def test_no_status_stands_in_the_middle_of_an_answer(behind: bytes) -> None:
+    async def holds(request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        yield STARTED
+        yield tokens("a")
+        await asyncio.Event().wait()
+
+    raw = request_bytes("POST", "/v1/completions", b'{"prompt": "x", "stream": true}')
+    async with (
+        asyncio.timeout(30),
+        opened(backend := ScriptedBackend(holds), stall_s=0.3) as door,
+        sending(door.address, raw) as answer,
+    ):
+        begun = await anext(answer.parts())
+        answer.writer.write(behind)
+        assert begun.startswith(b"data: ") and b"HTTP/1.1" not in await answer.rest()
+        await backend.closed.wait()
+
+
+@pytest.mark.parametrize(("raw", "status"), [(b"\x00\x01\r\n\r\n", 400), (b"GET /ver", 408)])
+async def test_what_is_no_request_is_told_so_in_the_same_form(raw: bytes, status: int) -> None:
+    async with opened(ScriptedBackend(), stall_s=0.2) as door:
+        reply = await reply_to(door.address, raw)
+    assert (reply.status, reply.error["type"]) == (status, "invalid_request_error")
 
 
 async def test_a_head_that_does_not_end_is_refused() -> None:
