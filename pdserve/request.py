@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from pdserve.chat import Chat, ChatMessage, chat_from_proto, chat_to_proto, check_chat
-from pdserve.errors import InvalidRequest
+from pdserve.errors import InvalidRequest, too_large
 from pdserve.fields import UINT32, UINT64, check_fields, check_unicode, fields_of, plain_id, setting
 from pdserve.response import (
     Event,
@@ -61,6 +61,16 @@ class Limits:
                 value=needed,
                 num_prompt_tokens=num_prompt_tokens,
                 max_tokens="unset" if max_tokens is None else max_tokens,
+            )
+
+    def check_messages(self, num_messages: int) -> None:
+        """Raises InvalidRequest for a chat of more messages than the window holds tokens, whatever they say."""
+        if self.window_tokens is not None and num_messages > self.window_tokens:
+            raise too_large(
+                "messages",
+                "more chat messages than the window holds tokens",
+                limit=self.window_tokens,
+                value=num_messages,
             )
 
     def check_held(self, num_tokens: int, max_tokens: int | None) -> None:
@@ -176,6 +186,8 @@ class GenerateRequest:
 
     def _check_input(self, limits: Limits) -> None:
         if isinstance(self.input, Chat):
+            if self.truncate_prompt_tokens is None:
+                limits.check_messages(len(self.input.messages))
             check_chat(self.input)
         elif not isinstance(self.input, str | tuple):
             raise InvalidRequest(
@@ -256,6 +268,8 @@ def _input_from(msg: pb.GenerateRequest, limits: Limits) -> Input:
         case "text":
             return msg.text
         case "chat":
+            if not msg.HasField("truncate_prompt_tokens"):
+                limits.check_messages(len(msg.chat.messages))
             return chat_from_proto(msg.chat)
         case "token_ids":
             ids = msg.token_ids.ids

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdserve.errors import InvalidRequest
-from pdserve.request import Chat, chat_from_proto, event_to_proto
+from pdserve.request import Chat, Limits, chat_from_proto, event_to_proto
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO
@@ -47,7 +47,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
         asker, turns = asker_of_call(context), self._app.turns
         with large_ones_counted(self._app.metrics):
-            source = await turns.call(lambda: _source(request), user=asker, num_bytes=request.ByteSize())
+            limits = self._app.fleet.limits
+            source = await turns.call(
+                lambda: _source(request, limits), user=asker, num_bytes=request.ByteSize()
+            )
             ids = await self._app.tokenize(source, asker)
             return await turns.call(lambda: _token_ids(ids), user=asker, num_bytes=len(ids))
 
@@ -65,11 +68,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return CLUSTER_STATUS.write(self._app.status(explain=request.explain, caller=caller_of_call()))
 
 
-def _source(request: pb.TokenizeRequest) -> str | Chat:
+def _source(request: pb.TokenizeRequest, limits: Limits) -> str | Chat:
     match request.WhichOneof("input"):
         case "text":
             return request.text
         case "chat":
+            limits.check_messages(len(request.chat.messages))
             return chat_from_proto(request.chat)
         case _:
             raise InvalidRequest("a request needs exactly one of text, chat")

@@ -132,6 +132,8 @@ class ModelText:
         keep  only the last so many ids
         Raises InvalidRequest, for a text that can't fit the window before it is read; Overloaded.
         """
+        if keep is not None and limits.window_tokens is not None and keep >= limits.window_tokens:
+            keep = None  # what is cut there leaves no room for an answer: it is refused as if it weren't cut
         if isinstance(source, str):
             steps = _encoding(tokenizer, source, limits, keep)
             if len(source) <= INLINE_CHARACTERS:

@@ -3,13 +3,18 @@
 Eight streams run all the time. What the router's loop was held up for is the router's own figure
 (`pdserve_loop_held_seconds`): the lesser of how late a timer came and the CPU time that the process took meanwhile. The
 machine that runs this has other work, too, and a gap seen by a client would be that work's as well; a router that reads
-60 MB on its loop takes CPU time on any machine. It is compared with the same streams before, without attacks. The
-largest gap that a client saw is printed beside it (`-s`; docs/reliability.md).
+60 MB on its loop takes CPU time on any machine. It is compared with the same streams before, without attacks.
+
+What a client sees between two tokens of its stream is the promise itself. The same attack is tried again if that was
+more than promised: what an attack does to the streams it does each time, what else the machine does hardly ever. The
+least is printed (`-s`; docs/reliability.md). The streams have a token each 10 ms: as fast as the fake engine goes, they
+alone would fill two cores, and whatever else is asked would add to their gaps.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import os
 import urllib.request
@@ -31,7 +36,9 @@ from tests.support.processes import LocalCluster, ProcessRow, sum_samples
 
 CLOCK = SystemClock()
 NUM_STREAMS = 8
-MOST_HELD_S = 0.2
+STEP_S = 0.01
+MOST_HELD_S = MOST_GAP_S = 0.2
+MOST_TRIES = 8
 QUIET_TOKENS = 2_000
 NICE = 10  # of the attacker: what is measured is the cluster, not who gets a core
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -172,29 +179,47 @@ async def _ends(target: str, send: Send, at_once: int) -> list[grpc.StatusCode]:
 
 async def test_cheap_attacks_hold_up_nobody(tmp_path: Path) -> None:
     num_blocks = str(64 * WINDOW_TOKENS // 16)
-    flags = ("--engine", "fake", "--engine.num-blocks", num_blocks, "--prefill", "1", "--decode", "1")
-    with LocalCluster(tmp_path, *flags) as cluster, Attacker(cluster.target) as attacker:
+    fake = ("--engine", "fake", "--engine.num-blocks", num_blocks, "--engine.fake-step-s", f"{STEP_S}")
+    with (
+        LocalCluster(tmp_path, *fake, "--prefill", "1", "--decode", "1") as cluster,
+        Attacker(cluster.target) as attacker,
+    ):
         figures, streams = Figures(cluster.row("router")), Streams(cluster.target)
         workers = [cluster.row(role).id for role in ("prefill", "decode")]
         found: list[str] = []
+
+        async def tried(number: int) -> tuple[float, float]:
+            """How long the loop was held up in all, and the largest gap."""
+            what = ATTACKS[number]
+            await attacker.prepare(number)
+            streams.take_largest_gap_s()
+            ended = await attacker.attack()
+            assert not ended, f"{what.name}: {ended}"
+            await streams.go_on(100)
+            times, held_s, left = await figures.since_then()
+            if times > quiet or left:
+                found.append(f"{what.name}: held up {times:.0f} times, {left:.0f} sessions ended")
+            return held_s, streams.take_largest_gap_s()
+
         async with streams.running():
             await streams.go_on(QUIET_TOKENS)
             quiet, held_s, _ = await figures.since_then()
-            rows = [("without attacks", held_s, streams.take_largest_gap_s())]
+            rows = [("without attacks", held_s, streams.take_largest_gap_s(), 1)]
+            most_gap_s = max(MOST_GAP_S, rows[0][2])
             for number, what in enumerate(ATTACKS):
-                await attacker.prepare(number)
-                streams.take_largest_gap_s()
-                ended = await attacker.attack()
-                assert not ended, f"{what.name}: {ended}"
-                await streams.go_on(100)
-                times, held_s, left = await figures.since_then()
-                rows.append((what.name, held_s, streams.take_largest_gap_s()))
-                if times > quiet or left:
-                    found.append(f"{what.name}: held up {times:.0f} times, {left:.0f} sessions ended")
-        print("| while somebody sends | the router's loop held up, s in all | largest gap a client saw, ms |")
-        print("|---|---|---|")
-        for name, held_s, gap_s in sorted(rows, key=lambda row: -row[2]):
-            print(f"| {name} | {held_s:.2f} | {gap_s * 1000:.0f} |")
+                gaps_s: list[float] = []
+                while len(gaps_s) < MOST_TRIES and min(gaps_s, default=math.inf) >= most_gap_s:
+                    held_s, gap_s = await tried(number)
+                    gaps_s.append(gap_s)
+                if min(gaps_s) >= most_gap_s:
+                    found.append(f"{what.name}: gaps of {min(gaps_s):.3f} s, {MOST_TRIES} times")
+                rows.append((what.name, held_s, min(gaps_s), len(gaps_s)))
+        print(
+            "| while somebody sends | the router's loop held up, s in all | largest gap a client saw, ms | tries |"
+        )
+        print("|---|---|---|---|")
+        for name, held_s, gap_s, num_tries in sorted(rows, key=lambda row: -row[2]):
+            print(f"| {name} | {held_s:.2f} | {gap_s * 1000:.0f} | {num_tries} |")
         assert len(ATTACKS) >= 40
         assert not found, "\n".join(found) + cluster.log_tail()
         async with AsyncClient(cluster.target) as client:

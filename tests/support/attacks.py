@@ -91,7 +91,12 @@ def ids(count: int, keep: int | None = None, **params: Any) -> Prepare:
 
 
 def chat(
-    *contents: str, tools: str = "", extra: str = "", variables: str = "", method: str = "Generate"
+    *contents: str,
+    tools: str = "",
+    extra: str = "",
+    variables: str = "",
+    method: str = "Generate",
+    keep: int | None = None,
 ) -> Prepare:
     """Each a message of the user's; extra: of each."""
 
@@ -101,7 +106,8 @@ def chat(
         if method == "Tokenize":
             return pb.TokenizeRequest(chat=said).SerializeToString()
         params = pb.SamplingParams(max_tokens=1, seed=1)
-        return pb.GenerateRequest(chat=said, sampling=params).SerializeToString()
+        asked = pb.GenerateRequest(chat=said, sampling=params, truncate_prompt_tokens=keep)
+        return asked.SerializeToString()
 
     return raw(_INFERENCE + method, make)
 
@@ -215,6 +221,8 @@ ATTACKS = [
     Attack("2 million empty messages", nested(4, lambda: b"\x0a\x00" * (MOST // 2)), (INVALID,), 3),
     Attack("17,000 messages", chat(*["a"] * 17_000), (INVALID,)),
     Attack("16,384 messages", chat(*["a"] * 16_384), (INVALID,), 3),
+    Attack("16,384 messages of which 5 tokens are kept", chat(*["a"] * 16_384, keep=5), (OK,), 3),
+    Attack("8,192 messages", chat(*["a"] * WINDOW_TOKENS), (INVALID,), 3),
     Attack("tools of empty lists", chat("Hi", tools="[" + "[]," * (MOST // 3 - 1) + "[]]"), (INVALID,)),
     Attack("tools nested deep", chat("Hi", tools="[" * MOST), (INVALID,)),
     Attack("tools of 30,000 names", chat("Hi", tools=f"[{_json_keys(390_000)}]"), (OK,), 3),
@@ -260,6 +268,7 @@ ATTACKS = [
     Attack("Tokenize 4 MB", tokenize(lambda: "low tide " * (MOST // 9)), (INVALID,)),
     Attack("Tokenize what could fit", tokenize(lambda: "low tide " * (FITS // 9)), (OK,), 8),
     Attack("Tokenize 16,384 messages", chat(*["a"] * 16_384, method="Tokenize"), (INVALID,), 3),
+    Attack("Tokenize 8,192 messages", chat(*["a"] * WINDOW_TOKENS, method="Tokenize"), (INVALID,), 3),
     Attack("Detokenize 15 million ids", detokenize(15_000_000), (LIBRARY,)),
     Attack("Detokenize 4 million ids", detokenize(MOST), (INVALID,), 3),
     Attack("Detokenize a window", detokenize(WINDOW_TOKENS), (OK,), 8),

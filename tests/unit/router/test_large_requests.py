@@ -155,6 +155,16 @@ async def test_of_a_truncated_prompt_the_last_ids_are_asked_for() -> None:
 
 
 @virtual
+async def test_a_cut_that_leaves_no_room_for_an_answer_is_none() -> None:
+    async with Cluster() as cluster:
+        await joined(cluster)
+        client = cluster.generate("low tide " * WINDOW, truncate_prompt_tokens=WINDOW)
+        await client.end()
+        assert str(client.error).startswith(f"text can't fit the window (limit_bytes={WINDOW * LONGEST}, ")
+        assert counted(cluster.app, "requests_too_large_total", what="text") == 1
+
+
+@virtual
 async def test_more_ids_than_the_window_holds_are_not_made_text() -> None:
     async with Cluster() as cluster:
         await joined(cluster)

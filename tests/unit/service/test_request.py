@@ -137,12 +137,23 @@ def test_bad_requests_are_refused_by_name(msg: pb.GenerateRequest, said: str) ->
         (sampling(allowed_token_ids=[1] * 16385), "allowed_token_ids has too many entries"),
         (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias has too many entries"),
         (sampling(choices=pb.Choices(texts=["a"] * 1025)), "choices has too many entries"),
-        (pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 16385)), "number of chat messages"),
+        (
+            pb.GenerateRequest(
+                chat=pb.Chat(messages=[pb.ChatMessage()] * 16385),
+                sampling=pb.SamplingParams(),
+                truncate_prompt_tokens=1,
+            ),
+            "number of chat messages",
+        ),
+        (
+            pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 51)),
+            "more chat messages than the window .*limit=50, value=51",
+        ),
         (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 50)), "limit=50, value=51, num_prompt_tokens=50"),
         (resume(7, [1] * 51), "more tokens than the request may have .*limit=50, value=51"),
         (resume(7, *[[1]] * 65, sampling=pb.SamplingParams(n=10**6)), "more choices .*limit=64, value=65"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_lists_that_are_too_long_are_refused_before_they_are_read(msg: pb.GenerateRequest, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
