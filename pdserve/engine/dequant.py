@@ -25,7 +25,7 @@ from pdserve.modelstore.gguf_types import SUPPORTED
 
 # Decoded at once: what lies between is small then, and stays in the caches.
 _PIECE_VALUES = 1 << 20
-_PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def decode(raw: Tensor, kind: str) -> Tensor:
@@ -34,8 +34,8 @@ def decode(raw: Tensor, kind: str) -> Tensor:
     raw      [nbytes] uint8, a whole number of units
     returns  [num_values]
     """
-    if kind in _PLAIN:
-        return _view(raw, _PLAIN[kind])
+    if kind in PLAIN:
+        return _view(raw, PLAIN[kind])
     unit = SUPPORTED[kind]
     blocks = raw.view(-1, unit.num_bytes)
     values = torch.empty(len(blocks), unit.num_values)

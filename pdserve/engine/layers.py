@@ -13,6 +13,7 @@ from pdserve.engine.kernel_caches import rounded_rows
 from pdserve.engine.native.linear import NativeLinear
 from pdserve.engine.numerics import LinearKind, Precision
 from pdserve.engine.row_tiles import RowSubject
+from pdserve.engine.stored_matrix import StoredMatrix
 
 # Packed for some rows, a oneDNN weight serves any number of them equally well; packed for one row it doesn't.
 _ONEDNN_PACK_ROWS = 16
@@ -82,13 +83,13 @@ class _HalfProduct(torch.nn.Module):
         return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)  # type: ignore[no-any-return]
 
 
-def make_linear(precision: Precision, weight: Tensor, bias: Tensor | None = None) -> Linear:
+def make_linear(precision: Precision, weight: StoredMatrix, bias: Tensor | None = None) -> Linear:
     """Pack one weight matrix for its precision.
 
     weight  [out, in] as stored; rounded to the precision's 16 bits first where it has them, so that every kind of
             linear multiplies by the same numbers
     """
-    linear = _pack(precision, weight, bias)
+    linear = _pack(precision, weight.values(), bias)
     if precision.product_tiles is None:
         return linear
     num_outputs, width = weight.shape

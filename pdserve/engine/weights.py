@@ -19,6 +19,7 @@ from pdserve.engine import dequant
 from pdserve.engine.mapped_file import MappedFile
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.row_table import RowTable
+from pdserve.engine.stored_matrix import StoredMatrix
 from pdserve.malloc import trim_heap
 from pdserve.modelstore.errors import BadModel
 from pdserve.modelstore.progress import ByteProgress, Silent
@@ -75,8 +76,18 @@ class Weights:
             return values
         if stored.transform == "minus_one":
             return values.to(torch.float32) - 1.0
-        heads = self._config.num_heads if stored.transform == "unpermute_q" else self._config.num_kv_heads
-        return values.view(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape)
+        return self._unpermuted(values, stored.transform)
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
+        """A matrix that is read when it is packed, or never is, and multiplied as it lies. Raises as `load` does."""
+        stored = self._take(name, shape)
+        if stored.transform == "minus_one":
+            raise BadModel("this tensor can't be transformed", tensor=name, transform=stored.transform)
+        matrix = StoredMatrix.of(self._bytes(stored), stored.type, shape)
+        transform = stored.transform
+        return (
+            matrix if transform is None else matrix.reordered(lambda rows: self._unpermuted(rows, transform))
+        )
 
     def table(self, name: str, shape: tuple[int, int]) -> RowTable:
         """A matrix to look rows up in, such as an embedding; it stays in the file. Raises as `load` does."""
@@ -110,6 +121,11 @@ class Weights:
             digest.update(_sample(self._bytes(stored)))
             self._map(stored.file).release(stored.offset, stored.num_bytes)
         return digest.hexdigest()
+
+    def _unpermuted(self, rows: Tensor, transform: str) -> Tensor:
+        """rows  [rows, …]"""
+        heads = self._config.num_heads if transform == "unpermute_q" else self._config.num_kv_heads
+        return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
     def _stored(self, name: str) -> StoredTensor:
         if name not in self._tensors:

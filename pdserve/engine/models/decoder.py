@@ -21,6 +21,7 @@ from pdserve.engine.numerics import Precision
 from pdserve.engine.rotary import Rotary, drawn_positions
 from pdserve.engine.row_table import ResidentTable, Rows
 from pdserve.engine.row_tiles import RowFunction
+from pdserve.engine.stored_matrix import StoredMatrix
 from pdserve.engine.weights import Weights
 from pdserve.modelstore.expected_tensors import HEAD
 
@@ -66,9 +67,9 @@ class Decoder:
         # One that is stored counts whatever the config says, as in transformers 5: its numbers may be others.
         head = table if config.tied_embeddings and HEAD not in weights else HEAD
         if head == table and isinstance(self._embeddings, ResidentTable):
-            matrix = self._embeddings.values
+            matrix = StoredMatrix.plain(self._embeddings.values)
         else:
-            matrix = weights.load(head, table_shape)
+            matrix = weights.matrix(head, table_shape)
         self._head = Head(precision, matrix, config.final_softcap)
         weights.release()
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)

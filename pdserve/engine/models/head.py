@@ -10,6 +10,7 @@ from torch import Tensor
 from pdserve.engine.layers import make_linear, soft_cap_
 from pdserve.engine.numerics import Precision
 from pdserve.engine.row_tiles import RowFunction
+from pdserve.engine.stored_matrix import StoredMatrix
 
 # Tokens of a slice: a proof of 4,096 rows over a whole vocabulary would take longer than all the rest of a start.
 _SLICE_TOKENS = 2048
@@ -18,17 +19,17 @@ _SLICE_TOKENS = 2048
 class Head:
     """[rows, hidden] → [rows, vocabulary] float32; in deterministic mode slice by slice of the vocabulary."""
 
-    def __init__(self, precision: Precision, weight: Tensor, softcap: float) -> None:
+    def __init__(self, precision: Precision, weight: StoredMatrix, softcap: float) -> None:
         """weight [vocabulary, hidden]; softcap 0: none."""
         size = len(weight) if precision.product_tiles is None else _SLICE_TOKENS
-        self._slices = [self._slice(precision, part, softcap) for part in torch.split(weight, size)]
+        self._slices = [self._slice(precision, part, softcap) for part in weight.split(size)]
 
     def __call__(self, x: Tensor) -> Tensor:
         parts = [logits(x) for logits in self._slices]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     @staticmethod
-    def _slice(precision: Precision, weight: Tensor, softcap: float) -> RowFunction:
+    def _slice(precision: Precision, weight: StoredMatrix, softcap: float) -> RowFunction:
         linear = make_linear(precision, weight)
         if not softcap:
             return lambda x: linear(x).to(torch.float32)

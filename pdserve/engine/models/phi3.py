@@ -41,7 +41,7 @@ def _load_qkv(config: ModelConfig, tensors: LayerTensors) -> Qkv:
     """Rows of queries, then keys, then values."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     fused = tensors.matrix("self_attn.qkv_proj", queries + 2 * keys, config.hidden_size)
-    q, k, v = fused[:queries], fused[queries : queries + keys], fused[queries + keys :]
+    q, k, v = fused.split([queries, keys, keys])
     return Qkv(Projection(q, None), Projection(k, None), Projection(v, None))
 
 

@@ -92,6 +92,6 @@ def _head_norm(config: ModelConfig, tensors: LayerTensors, device: torch.device 
 def _interleaved(projection: Projection, num_heads: int, rotary_dim: int) -> Projection:
     weight, bias = projection
     return Projection(
-        interleave_pairs(weight, num_heads, rotary_dim),
+        weight.reordered(lambda rows: interleave_pairs(rows, num_heads, rotary_dim)),
         None if bias is None else interleave_pairs(bias, num_heads, rotary_dim),
     )

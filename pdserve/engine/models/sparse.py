@@ -34,7 +34,7 @@ class SparseFeedForwards:
         if not config.experts.layers[tensors.index]:
             return gated_feed_forward(config, tensors, precision)
         gate = tensors.matrix(self._names.router, config.experts.num_experts, config.hidden_size)
-        router = Router(precision, gate, config.experts.num_chosen, config.experts.is_normalised)
+        router = Router(precision, gate.values(), config.experts.num_chosen, config.experts.is_normalised)
         experts = [
             self._expert(number, config.hidden_size, config.experts.ffn_size, tensors, precision)
             for number in range(config.experts.num_experts)

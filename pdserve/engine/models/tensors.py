@@ -7,13 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pdserve.engine.stored_matrix import StoredMatrix
 from pdserve.engine.weights import Weights
 
 
 class Projection(NamedTuple):
     """weight [out, in] and bias [out] as they are stored."""
 
-    weight: Tensor
+    weight: StoredMatrix
     bias: Tensor | None
 
 
@@ -25,8 +26,8 @@ class LayerTensors:
         self._weights = weights
         self._prefix = f"model.layers.{index}."
 
-    def matrix(self, name: str, rows: int, columns: int) -> Tensor:
-        return self._weights.load(f"{self._prefix}{name}.weight", (rows, columns))
+    def matrix(self, name: str, rows: int, columns: int) -> StoredMatrix:
+        return self._weights.matrix(f"{self._prefix}{name}.weight", (rows, columns))
 
     def projection(self, name: str, rows: int, columns: int, has_bias: bool = False) -> Projection:
         bias = self._weights.load(f"{self._prefix}{name}.bias", (rows,)) if has_bias else None
@@ -43,5 +44,6 @@ class LayerTensors:
 def stacked(*projections: Projection) -> Projection:
     """Several projections of one input as one: fewer, larger kernels."""
     biases = [projection.bias for projection in projections if projection.bias is not None]
-    weight = torch.cat([projection.weight for projection in projections])
+    parts = [part for projection in projections for part in projection.weight.parts]
+    weight = StoredMatrix(parts, projections[0].weight.shape[1])
     return Projection(weight, torch.cat(biases) if biases else None)

@@ -17,6 +17,7 @@ from pdserve.engine.models.tensors import Projection, stacked
 from pdserve.engine.numerics import LinearKind, Precision, choose_precision
 from pdserve.engine.row_proof import prove
 from pdserve.engine.row_tiles import RowTiles
+from pdserve.engine.stored_matrix import StoredMatrix
 
 HIDDEN, FFN = 96, 64
 PLAIN = Precision("float32", torch.float32, torch.float32, LinearKind.PLAIN)
@@ -42,8 +43,8 @@ class World:
     def layer(self, precision: Precision) -> SparseFeedForward:
         experts = [
             GatedFeedForward(
-                stacked(Projection(gate, None), Projection(up, None)),
-                Projection(down, None),
+                stacked(Projection(StoredMatrix.plain(gate), None), Projection(StoredMatrix.plain(up), None)),
+                Projection(StoredMatrix.plain(down), None),
                 "silu",
                 precision,
             )

@@ -13,6 +13,7 @@ from pdserve.engine.model_config import RopeConfig
 from pdserve.engine.numerics import LinearKind, Precision, choose_precision
 from pdserve.engine.rotary import Rotary, interleave_pairs, rope_frequencies, rotate_
 from pdserve.engine.row_tiles import undivided
+from pdserve.engine.stored_matrix import StoredMatrix
 
 FLOAT32 = [
     Precision("float32", torch.float32, torch.float32, kind) for kind in (LinearKind.PLAIN, LinearKind.ONEDNN)
@@ -28,8 +29,12 @@ def normal(*shape: int, seed: int = 1) -> torch.Tensor:
 def test_float32_linears(precision: Precision, rows: int) -> None:
     x, weight, bias = normal(rows, 64), normal(48, 64, seed=2), normal(48, seed=3)
     want = (x.double() @ weight.double().t() + bias.double()).float()
-    torch.testing.assert_close(make_linear(precision, weight, bias)(x), want, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(make_linear(precision, weight)(x), want - bias, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        make_linear(precision, StoredMatrix.plain(weight), bias)(x), want, atol=1e-4, rtol=1e-4
+    )
+    torch.testing.assert_close(
+        make_linear(precision, StoredMatrix.plain(weight))(x), want - bias, atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("largest", [1.0, 1e5])
@@ -40,7 +45,7 @@ def test_bfloat16_linear_multiplies_by_bfloat16_weights(largest: float) -> None:
     weight[3, 5] = largest
     x = normal(9, 64, seed=2).to(precision.compute)
     want = x.double() @ weight.bfloat16().double().t()
-    got = make_linear(precision, weight)(x).double()
+    got = make_linear(precision, StoredMatrix.plain(weight))(x).double()
     scale = 2e-3 if precision.compute is torch.float32 else 2e-2
     assert float((got - want).abs().max() / want.abs().max()) < scale
 
