@@ -35,26 +35,52 @@ def shareable_memory(num_bytes: int) -> HostMemory:
 
 
 class MemfdMemory(HostMemory):
-    """On huge pages: those that the system holds ready, else what it can collapse. Raises OSError."""
+    """On huge pages: those that the system holds ready, else what it can collapse. Raises OSError.
 
-    def __init__(self, num_bytes: int) -> None:
+    descriptor  stays this memory's
+    """
+
+    def __init__(self, num_bytes: int, *, others_write: bool = False) -> None:
+        """others_write: other processes may map it to write, until `seal_writes`."""
         try:
             descriptor, self._mapping = _map_new(num_bytes, os.MFD_HUGETLB)
         except OSError:  # none, or not enough, are reserved
             descriptor, self._mapping = _map_new(num_bytes, 0)
         weakref.finalize(self, os.close, descriptor)
-        self._descriptor = descriptor
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NO_RESIZE | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
-        except OSError:
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NO_RESIZE | fcntl.F_SEAL_SEAL)
+        self.descriptor = descriptor
+        if not others_write:
+            self.seal_writes()
         super().__init__(num_bytes, self._mapping.view())
+
+    def seal_writes(self) -> None:
+        """Nobody can map it to write, or resize it, from now on; who has mapped it may go on writing. Once."""
+        try:
+            fcntl.fcntl(
+                self.descriptor, fcntl.F_ADD_SEALS, _NO_RESIZE | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+            )
+        except OSError:
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _NO_RESIZE | fcntl.F_SEAL_SEAL)
 
     def _make_huge(self, end: int) -> int:
         return self._mapping.collapse(end)
 
     def export(self, transport: str) -> int | None:
-        return self._descriptor if transport == MEMFD else None
+        return self.descriptor if transport == MEMFD else None
+
+
+class RankMemory(HostMemory):
+    """Another rank's `MemfdMemory`, to write as that one does. Raises OSError."""
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        """descriptor: from now on this memory's, which closes it."""
+        try:
+            self._mapping = SharedMapping(descriptor, os.fstat(descriptor).st_size, writable=True)
+        finally:
+            os.close(descriptor)
+        super().__init__(num_bytes, self._mapping.view())
+
+    def _make_huge(self, end: int) -> int:
+        return self._mapping.collapse(end)
 
 
 def _map_new(num_bytes: int, flags: int) -> tuple[int, SharedMapping]:

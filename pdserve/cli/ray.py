@@ -31,7 +31,8 @@ configuration goes along whole, with the files that it names (secret, keys, cert
 or a path that must be good on every node. Needs `pip install 'pdserve[ray]'`, here and on the nodes.
 """
 _SHORTS = {
-    name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")
+    name: WORKER[name]
+    for name in ("model", "dtype", "deterministic", "tensor-parallel", "threads", "engine", "insecure")
 } | {
     "http-listen": "http.listen",
     "ttft-target": "scaling.ttft_target_s",

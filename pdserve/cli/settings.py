@@ -19,6 +19,7 @@ WORKER = {
     "listen": "worker.kv_listen",
     "dtype": "engine.dtype",
     "deterministic": "engine.deterministic",
+    "tensor-parallel": "engine.tensor_parallel",
     "threads": "engine.threads",
     "engine": "engine.kind",
     "insecure": "cluster.insecure",
@@ -34,9 +35,10 @@ ROUTER = {
     "insecure": "cluster.insecure",
 }
 GATEWAY = {"listen": "http.listen", "insecure": "cluster.insecure", **_PARSERS}
-UP = {name: WORKER[name] for name in ("model", "dtype", "deterministic", "threads", "engine", "insecure")} | {
-    name: ROUTER[name] for name in ("listen", "workers-listen", "http-listen", *_PARSERS)
-}
+UP = {
+    name: WORKER[name]
+    for name in ("model", "dtype", "deterministic", "tensor-parallel", "threads", "engine", "insecure")
+} | {name: ROUTER[name] for name in ("listen", "workers-listen", "http-listen", *_PARSERS)}
 UP |= {"ttft-target": "scaling.ttft_target_s", "itl-target": "scaling.itl_target_s"}
 
 

@@ -13,6 +13,8 @@ from pdserve.engine.model_config import ModelConfig, read_json
 from pdserve.engine.models import MODELS
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.numerics import Precision
+from pdserve.engine.parallel.shard import Shard
+from pdserve.engine.parallel.team import ALONE, Team
 from pdserve.engine.port import ModelCard
 from pdserve.engine.weights import Weights
 from pdserve.modelstore.progress import ByteProgress
@@ -37,11 +39,11 @@ class ModelFolder:
             identity["long_context"] = True  # other KV from the same weights
         return cls(path.name, config, identity, Weights(path, config, progress))
 
-    def decoder(self, precision: Precision) -> Decoder:
-        return Decoder(self.config, MODELS[self.config.architecture], self.weights, precision)
+    def decoder(self, precision: Precision, team: Team = ALONE) -> Decoder:
+        return Decoder(self.config, MODELS[self.config.architecture], self.weights, precision, team)
 
-    def heads(self) -> Heads:
-        config = self.config
+    def heads(self, shard: Shard = ALONE.shard) -> Heads:
+        config = shard.config(self.config)
         return Heads(
             config.num_heads,
             config.num_kv_heads,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.dequant import PLAIN, decode
+from pdserve.modelstore.gguf_types import SUPPORTED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +40,13 @@ class StoredRows:
     def gathered(self) -> Tensor:
         """[rows, bytes of a row] uint8: what is stored of these rows alone; a view of it where that can be."""
         return self.raw if self.order is None else self.raw.index_select(0, self.order)
+
+    def columns(self, begin: int, end: int, width: int) -> StoredRows:
+        """Columns [begin, end) of `width`, whole units: a copy of them."""
+        row_bytes = self.raw.shape[1]
+        return StoredRows(
+            self.gathered()[:, begin * row_bytes // width : end * row_bytes // width].contiguous(), self.kind
+        )
 
     def between(self, begin: int, end: int) -> StoredRows:
         """Rows [begin, end) of them."""
@@ -86,6 +94,22 @@ class StoredMatrix:
         """
         (part,) = self.parts
         return StoredMatrix([StoredRows(part.raw, part.kind, reorder(part.places()))], self.shape[1])
+
+    def rows(self, begin: int, end: int) -> StoredMatrix:
+        """Rows [begin, end) of a matrix of one part."""
+        (part,) = self.parts
+        return StoredMatrix([part.between(begin, end)], self.shape[1])
+
+    def columns(self, begin: int, end: int) -> StoredMatrix:
+        """Columns [begin, end). They are copied as they are stored, unless a stored unit lies across an end of them:
+        then the matrix is decoded, and these columns of it kept."""
+        width = self.shape[1]
+        if (begin, end) == (0, width):
+            return self
+        units = [SUPPORTED[part.kind].num_values for part in self.parts]
+        if all(begin % unit == end % unit == 0 for unit in units):
+            return StoredMatrix([part.columns(begin, end, width) for part in self.parts], end - begin)
+        return StoredMatrix.plain(self.values()[:, begin:end].contiguous())
 
     def split(self, sizes: Sequence[int] | int) -> list[StoredMatrix]:
         """As of `Tensor`, of a matrix of one part."""

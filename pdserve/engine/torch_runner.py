@@ -18,6 +18,7 @@ from pdserve.engine.model_folder import ModelFolder
 from pdserve.engine.models.decoder import StepInputs
 from pdserve.engine.native.attention import NativeAttention, fits
 from pdserve.engine.numerics import Precision, choose_precision, describe
+from pdserve.engine.parallel.team import ALONE, Team
 from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, misfit
 from pdserve.engine.prompt_scores import Scores, ScoreSlice, scores_of, slices_of, with_scores
 from pdserve.engine.row_proof import PROVEN_ROWS, prove
@@ -50,6 +51,7 @@ class TorchRunner:
         precision: Precision | None = None,
         progress: ByteProgress | None = None,
         make_memory: Callable[[int], HostMemory] = HostMemory,
+        team: Team = ALONE,
     ) -> None:
         """Load a model folder.
 
@@ -60,6 +62,8 @@ class TorchRunner:
         precision    instead of the one that dtype means on this CPU
         progress     told of the stored bytes that have been read
         make_memory  makes the pool's memory of so many bytes
+        team         the ranks among which the model is divided, this one of them: its pool is its part of theirs,
+                     which they share (`KvPart`)
         Raises BadModel: the folder can't be served, or the pool would hold no block.
         """
         self._num_threads = num_threads or os.cpu_count() or 1
@@ -68,17 +72,21 @@ class TorchRunner:
         tiles = RowTiles() if deterministic else None
         precision = replace(precision or choose_precision(dtype), tiles=tiles)
         with torch.inference_mode():
-            self._model = folder.decoder(precision)
+            self._model = folder.decoder(precision, team)
             if tiles is not None:
                 prove(tiles, precision.compute)
         self._precision = precision
-        self._heads = folder.heads()
+        self._heads = folder.heads(team.shard)
         layout = folder.layout(precision, block_size)
         if num_blocks is None:
             num_blocks = kv_memory_bytes // layout.block_bytes
         if num_blocks < 1:
             raise BadModel("the KV memory holds no block", want=layout.block_bytes, got=kv_memory_bytes)
-        self._layout = replace(layout, num_blocks=num_blocks)
+        self._team = team
+        self._shares_heads = team.shard.shares_heads(layout.kv_heads)
+        #: of the pool that all ranks share
+        self.whole_layout = replace(layout, num_blocks=num_blocks)
+        self._layout = team.shard.kv_part(layout.kv_heads).layout(self.whole_layout)
         self._pool = KvPool(self._layout, precision.kv, make_memory)
         trim_heap()
         self._card = folder.card(describe(precision, self._num_threads), deterministic=deterministic)
@@ -116,6 +124,10 @@ class TorchRunner:
         return hashlib.blake2b(whole.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
     @property
+    def num_threads(self) -> int:
+        return self._num_threads
+
+    @property
     def card(self) -> ModelCard:
         return self._card
 
@@ -149,6 +161,15 @@ class TorchRunner:
             outputs[sound[place]] = with_scores(outputs[sound[place]], given)
         return outputs
 
+    def follow(self, rows: Sequence[Row]) -> None:
+        """See `Follower.follow`: the same sums and logits, in the same order, as `run` at rank 0."""
+        slices = slices_of(rows)
+        num_sampled = sum(1 for row in rows if row.sample)
+        with torch.inference_mode():
+            hidden = self._forward(rows, slices)
+            for part in torch.split(hidden, [num_sampled, *(len(each.positions) for each in slices)]):
+                self._model.logits(part)
+
     def logits(self, rows: Sequence[Row]) -> Tensor:
         """One forward pass over sound rows; what `run` samples from.
 
@@ -180,7 +201,10 @@ class TorchRunner:
             spans[index] = Span(len(token_ids), len(row.token_ids), row.start, row.block_table)
             token_ids.extend(row.token_ids)
         in_order = list(spans.values())
-        self._pool.begin_blocks(begun_blocks(in_order, self._layout.block_size))
+        begun = begun_blocks(in_order, self._layout.block_size)
+        self._pool.begin_blocks(begun)
+        if begun and self._shares_heads:
+            self._team.meet()  # or it would zero what another rank has written
         positions = [position for span in in_order for position in range(span.start, span.end)]
         last = [spans[index].first + spans[index].length - 1 for index, row in enumerate(rows) if row.sample]
         wanted = last + [spans[each.place].first + place for each in scored for place in each.positions]

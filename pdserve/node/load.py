@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from pdserve.memfd import MEMFD, shareable_memory
 from pdserve.modelstore.progress import ByteProgress
 from pdserve.modelstore.resolve import resolve
 from pdserve.node.ports import LoadedModel
+from pdserve.node.ranks import Ranks
 from pdserve.service.config import Config
 from pdserve.tokenizer import Tokenizer
 from pdserve.worker.structures import WorkerStructures
@@ -85,13 +85,18 @@ class LoadProgress:
         return {"total_bytes": self._total_bytes, "took_s": round(self.elapsed_s, 3)}
 
 
-def load_model(config: Config, progress: LoadProgress, clock: Clock) -> LoadedModel:
-    """Weights, KV pool and tokenizer. Blocks for seconds; raises what an operator must change."""
+def load_model(
+    config: Config, progress: LoadProgress, clock: Clock, ranks: Ranks | None = None
+) -> LoadedModel:
+    """Weights, KV pool and tokenizer. Blocks for seconds; raises what an operator must change.
+
+    ranks  the processes among which the model is divided, if it is
+    """
     if config.engine.kind == "fake":
         return _load_fake(config, clock)
     folder = resolve(config.worker.model)
     tokenizer = Tokenizer.load(folder)
-    runner = _load_torch(folder, config, progress)
+    runner = _load_torch(folder, config, progress, ranks)
     return LoadedModel(
         name=config.worker.model,
         runner=runner,
@@ -114,19 +119,17 @@ def _make_memory(config: Config) -> Callable[[int], HostMemory]:
     return shareable_memory if may_be_mapped else HostMemory
 
 
-def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
-    bound_kernel_caches()
+def _load_torch(folder: Path, config: Config, progress: ByteProgress, ranks: Ranks | None) -> Runner:
     # Here, so that a worker with the fake engine never imports torch.
     from pdserve.engine.device.devices import find_cuda
     from pdserve.engine.device.runner import DeviceRunner, device_precision
-    from pdserve.engine.native.library import why_none
-    from pdserve.engine.numerics import choose_precision
-    from pdserve.engine.torch_runner import TorchRunner
+    from pdserve.node.cpu_runner import make_cpu_runner
 
     engine = config.engine
     device = find_cuda(engine.device)
     if device is not None:
         verify_for_gpu(config)
+        bound_kernel_caches()
         return DeviceRunner(
             folder,
             device,
@@ -141,30 +144,20 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress) -> Runner:
         )
     if engine.kv_dtype != "auto":
         raise Incompatible("engine.kv_dtype needs a GPU", kv_dtype=engine.kv_dtype, device=engine.device)
-    precision = choose_precision(engine.dtype, engine.linear, engine.kernels, engine.kernel_variant)
-    runner = TorchRunner(
-        folder,
-        dtype=engine.dtype,
-        deterministic=engine.deterministic,
-        num_threads=engine.threads or len(os.sched_getaffinity(0)),
-        num_blocks=engine.num_blocks or None,
-        kv_memory_bytes=engine.kv_memory_bytes,
-        block_size=engine.block_size,
-        long_context=engine.long_context,
-        precision=precision,
-        progress=progress,
-        make_memory=_make_memory(config),
-    )
-    if precision.kernels is not None:
-        log.info("kernels.native", variant=precision.kernels.variant)
-    elif engine.kernels == "auto" and engine.linear == "auto" and precision.name == "bfloat16":
-        log.info("kernels.torch", reason=f"compiled ones {why_none()}")
-    return runner
+    if ranks is not None:
+        return ranks.load(folder, config, progress)
+    return make_cpu_runner(folder, engine, make_memory=_make_memory(config), progress=progress)
 
 
 def verify_for_gpu(config: Config) -> None:
     """Raises Incompatible: settings that only a CPU can keep."""
     engine = config.engine
+    if engine.tensor_parallel > 1:
+        raise Incompatible(
+            "engine.tensor_parallel divides a model among processes on CPUs; of a GPU's model there is one rank",
+            tensor_parallel=engine.tensor_parallel,
+            device=engine.device,
+        )
     if engine.deterministic:
         raise Incompatible("engine.deterministic can't be kept on a GPU; engine.device=cpu can")
     for name, value, anywhere in (

@@ -26,6 +26,7 @@ from pdserve.modelstore.progress import ByteProgress
 from pdserve.node.link_devices import open_devices
 from pdserve.node.load import LoadProgress, LoadState, load_model
 from pdserve.node.ports import LoadedModel, NetworkEnd, WorkerPorts, WorkerSetup
+from pdserve.node.ranks import Ranks, verify_for_ranks
 from pdserve.node.worker import Worker
 from pdserve.owner import Waiter
 from pdserve.service.config import Config
@@ -71,6 +72,7 @@ async def run_worker(
     make_bar  shows how the weights are loaded
     Raises ConfigError, UnknownModel, Incompatible and the like for what an operator must change.
     """
+    verify_for_ranks(config)
     clock, random = SystemClock(), system_random()
     epoch = Epoch(clock.wall_ns(), random.getrandbits(64))
     me = WorkerRef(config.worker.id or draw_text_id(random, role.value), epoch)
@@ -85,9 +87,9 @@ async def run_worker(
     http = HttpServer(metrics.registry, health.not_alive, health.not_ready)
     metrics_address = await http.start(config.metrics.listen)
     watch = LoopWatch(metrics.registry, clock, clock.cpu_s, LoopStack(clock))
-    open_spans = ExitStack()
+    open_parts = ExitStack()
     try:
-        tracer = open_spans.enter_context(
+        tracer = open_parts.enter_context(
             open_tracer(config.tracing, "pdserve-worker", me.id, metrics.registry, clock, random)
         )
         async with (
@@ -103,10 +105,14 @@ async def run_worker(
         ):
             prover = children.prover(_COMPILE_LIMITS * config.children.compile_s, _too_slow)
             prove = prove_in_task(prover, tasks.create_task)
+            ranks: Ranks | None = None
+            if config.engine.tensor_parallel > 1:
+                ranks = open_parts.enter_context(Ranks(config.engine.tensor_parallel))
+                metrics.ranks.set(config.engine.tensor_parallel)
             with make_bar() as bar:
                 inbox = LoopInbox(asyncio.get_running_loop(), health.on_load)
                 progress = LoadProgress(clock, inbox.post, bar)
-                model = await _load_unless_stopped(config, stop, progress, clock)
+                model = await _load_unless_stopped(config, stop, progress, clock, ranks)
             if model is None:
                 log.info("worker.stopped_while_loading")
                 end_now(EXIT_OK)  # nothing is in hand, and a thread that loads can't be stopped
@@ -125,6 +131,8 @@ async def run_worker(
             dialer = _make_dialer(setup, random, tasks, metrics)
             ports = _real_ports(setup, clock, random, dialer, roles, prove, link_tls, tracer)
             health.worker = worker = Worker(setup, ports, metrics, role)
+            if ranks is not None:
+                ranks.watch(worker.break_off)
             draining = tasks.create_task(_drain_when_asked(worker, stop))
             code = await worker.run()
             draining.cancel()
@@ -135,7 +143,7 @@ async def run_worker(
     finally:
         watch.stop()
         http.close()
-        open_spans.close()
+        open_parts.close()
     log.info("worker.ended", code=code)
     return code
 
@@ -180,10 +188,10 @@ async def _drain_when_asked(worker: Worker, stop: StopSignals) -> None:
 
 
 async def _load_unless_stopped(
-    config: Config, stop: StopSignals, progress: LoadProgress, clock: Clock
+    config: Config, stop: StopSignals, progress: LoadProgress, clock: Clock, ranks: Ranks | None
 ) -> LoadedModel | None:
     """Load on another thread: signals and /healthz are answered meanwhile. None: asked to stop before it was done."""
-    loading = asyncio.create_task(asyncio.to_thread(load_model, config, progress, clock))
+    loading = asyncio.create_task(asyncio.to_thread(load_model, config, progress, clock, ranks))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()

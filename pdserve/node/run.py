@@ -419,6 +419,11 @@ class RoleRun:
             case _:
                 raise InvariantViolated("not a message of the transfer owner", kind=type(message).__name__)
 
+    def break_off(self, reason: str) -> None:
+        """See `Worker.break_off`. The engine's thread isn't waited for: it may wait for what is gone."""
+        log.error("worker.unsound", reason=reason)
+        self._end_unsound(reason, hangs=True)
+
     def _on_wrong_books(self, found: BooksWrong) -> None:
         """Finish what is sound, then leave for the supervisor to start another process."""
         log.error("worker.books_wrong", book=found.book, **found.facts)

@@ -62,6 +62,11 @@ class Worker:
                 return end.code
             role, generation = end.next_role, generation + 1
 
+    def break_off(self, reason: str) -> None:
+        """What the engine computes with is gone: end at once, with the code for it."""
+        if self._run is not None:
+            self._run.break_off(reason)
+
     def drain(self) -> None:
         """Take no new work, serve the rest, then end with exit code 0."""
         self._drain_asked = True

@@ -179,6 +179,12 @@ class EngineConfig:
         "compute threads; 0 = all cores this process may use; of `pdserve up`, an even share of them",
         least=0,
     )
+    tensor_parallel: int = setting(
+        1,
+        "processes that share the model, each with a part of all layers and of the threads; on CPUs",
+        least=1,
+        most=64,
+    )
     block_size: int = setting(16, "token positions in a KV block", unit="tokens", least=1, most=1024,
                               verify=_block_size)  # fmt: skip
     num_blocks: int = setting(

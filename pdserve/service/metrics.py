@@ -54,6 +54,10 @@ class WorkerMetrics:
         self.loaded_bytes = Gauge(
             "pdserve_model_loaded_bytes", "Bytes of the weights that are loaded.", registry=r
         )
+        self.ranks = Gauge(
+            "pdserve_worker_ranks", "Processes that share the model: engine.tensor_parallel.", registry=r
+        )
+        self.ranks.set(1)
         self.running = Gauge("pdserve_running_sequences", "Sequences in the batch.", registry=r)
         self.waiting = Gauge(
             "pdserve_waiting_requests", "Requests that wait for blocks or their turn.", registry=r

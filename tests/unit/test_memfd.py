@@ -20,7 +20,7 @@ import pytest
 
 from pdserve.errors import InvalidRequest, InvariantViolated
 from pdserve.kv_memory import ByteSpan, HostMemory
-from pdserve.memfd import MappedPool, MemfdMemory, shareable_memory
+from pdserve.memfd import MappedPool, MemfdMemory, RankMemory, shareable_memory
 from pdserve.shared_mapping import HUGE_BYTES, SharedMapping
 
 NUM_BYTES = 3 * mmap.PAGESIZE + 17
@@ -243,3 +243,18 @@ def test_where_a_memfd_cannot_grow_the_pool_is_private() -> None:
         assert shareable_memory(NUM_BYTES).export("memfd") is None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_ranks_map_it_to_write_until_it_is_sealed() -> None:
+    memory = MemfdMemory(NUM_BYTES, others_write=True)
+    rank = RankMemory(os.dup(memory.descriptor), NUM_BYTES)
+    rank.view(ByteSpan(7, 3))[:] = b"abc"
+    memory.seal_writes()
+    assert bytes(memory.view(ByteSpan(6, 5))) == b"\0abc\0"
+    rank.view(ByteSpan(0, 2))[:] = b"xy"  # who has mapped it goes on
+    assert bytes(memory.view(ByteSpan(0, 2))) == b"xy"
+    with pytest.raises(OSError, match="not permitted"):
+        RankMemory(os.dup(memory.descriptor), NUM_BYTES)
+    pool = MappedPool(_descriptor(memory), NUM_BYTES)
+    assert _read(pool, 0, 2) == b"xy"
+    pool.close()

@@ -18,6 +18,7 @@ from pdserve.engine.models.self_attention import LoadQkv, SelfAttention
 from pdserve.engine.models.tensors import LayerTensors
 from pdserve.engine.native.rows import NativeNorm, fits
 from pdserve.engine.numerics import Precision
+from pdserve.engine.parallel.team import ALONE, Team
 from pdserve.engine.rotary import Rotary, drawn_positions
 from pdserve.engine.row_table import ResidentTable, Rows
 from pdserve.engine.row_tiles import RowFunction
@@ -44,8 +45,19 @@ class StepInputs:
 class Decoder:
     """A decoder-only transformer with its weights packed; tensor names are those of transformers' checkpoints."""
 
-    def __init__(self, config: ModelConfig, family: Family, weights: Weights, precision: Precision) -> None:
-        """Raises BadModel if a tensor is missing or has another shape."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        family: Family,
+        weights: Weights,
+        precision: Precision,
+        team: Team = ALONE,
+    ) -> None:
+        """team: the ranks that it is divided among, of which this is one. Only this rank's part is read.
+
+        Raises BadModel if a tensor is missing or has another shape, or if the model can't be divided so.
+        """
+        team.shard.config(config)  # before the first of its gigabytes is read
         self._stored = torch.float32 if precision.name == "float32" else torch.bfloat16
         table, table_shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
         self._embeddings: Rows
@@ -60,8 +72,8 @@ class Decoder:
         make_feed_forward = family.feed_forwards()
         self._layers: list[_Layer] = []
         for index in range(config.num_layers):
-            tensors = LayerTensors(weights, index)
-            self._layers.append(_Layer(config, family.load_qkv, make_feed_forward, tensors, precision))
+            tensors = LayerTensors(weights, index, team.shard)
+            self._layers.append(_Layer(config, family.load_qkv, make_feed_forward, tensors, precision, team))
             weights.release()
         self._norm = _norm(config, weights.load("model.norm.weight", (config.hidden_size,)), precision)
         # One that is stored counts whatever the config says, as in transformers 5: its numbers may be others.
@@ -70,7 +82,7 @@ class Decoder:
             matrix = StoredMatrix.plain(self._embeddings.values)
         else:
             matrix = weights.matrix(head, table_shape)
-        self._head = Head(precision, matrix, config.final_softcap)
+        self._head = Head(precision, matrix, config.final_softcap, team)
         weights.release()
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
         rotaries = [Rotary(rope, config.head_dim, config.rotary_dim, precision.device) for rope in ropes]
@@ -91,7 +103,7 @@ class Decoder:
         return x.index_select(0, step.logit_rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Last norm and output head, [rows, vocabulary] float32.
+        """Last norm and output head, [rows, vocabulary] float32; at ranks other than 0 without meaning.
 
         Apart from `forward`, since the logits of a whole chunk at once would be larger than its KV.
         """
@@ -110,11 +122,13 @@ class _Layer:
         make_feed_forward: MakeFeedForward,
         tensors: LayerTensors,
         precision: Precision,
+        team: Team,
     ) -> None:
         def norm(name: str) -> _Norm:
             return _norm(config, tensors.norm(name, config.hidden_size), precision)
 
-        self._attention = SelfAttention(config, load_qkv(config, tensors), tensors, precision)
+        self._team = team
+        self._attention = SelfAttention(config, load_qkv, tensors, precision)
         self._feed_forward = make_feed_forward(config, tensors, precision)
         self._rope = 1 if config.local_rope is not None and config.windows[tensors.index] else 0
         self._before_attention = norm("input_layernorm")
@@ -130,9 +144,10 @@ class _Layer:
     def apply_(self, x: Tensor, turns: list[Tensor], attention: StepAttention) -> None:
         """Add this layer's attention and feed-forward to the residual stream x, [tokens, hidden]."""
         attended = self._attention(self._before_attention(x), turns[self._rope], attention)
+        attended = self._team.add_up(attended)
         if self._after_attention is not None:
             attended = self._after_attention(attended)
-        fed = self._feed_forward(self._before_feed_forward.after_adding_(x, attended))
+        fed = self._team.add_up(self._feed_forward(self._before_feed_forward.after_adding_(x, attended)))
         x.add_(fed if self._after_feed_forward is None else self._after_feed_forward(fed))
 
 

@@ -18,7 +18,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": swiglu, "gelu_tan
 
 
 class FeedForward(Protocol):
-    """[tokens, hidden] → [tokens, hidden], each token from itself alone; both in the dtype of the activations."""
+    """[tokens, hidden] → [tokens, hidden], each token from itself alone; both in the dtype of the activations.
+
+    A rank has some columns of it, and all ranks' results add up to the whole's.
+    """
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -32,11 +35,13 @@ class MakeFeedForward(Protocol):
 def gated_feed_forward(config: ModelConfig, tensors: LayerTensors, precision: Precision) -> FeedForward:
     """gate_proj, up_proj and down_proj."""
     hidden, ffn = config.hidden_size, config.ffn_size
+    shard, part = tensors.shard, tensors.shard.part(ffn)
     gate_up = stacked(
-        tensors.projection("mlp.gate_proj", ffn, hidden, config.mlp_bias),
-        tensors.projection("mlp.up_proj", ffn, hidden, config.mlp_bias),
+        tensors.projection("mlp.gate_proj", ffn, hidden, config.mlp_bias).outputs(part),
+        tensors.projection("mlp.up_proj", ffn, hidden, config.mlp_bias).outputs(part),
     )
     down = tensors.projection("mlp.down_proj", hidden, ffn, config.mlp_bias)
+    down = down.inputs(part, adds_bias=shard.rank == 0)
     return GatedFeedForward(gate_up, down, config.activation, precision)
 
 

@@ -6,9 +6,11 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pdserve.engine.layers import make_linear, soft_cap_
 from pdserve.engine.numerics import Precision
+from pdserve.engine.parallel.team import Team
 from pdserve.engine.row_tiles import RowFunction
 from pdserve.engine.stored_matrix import StoredMatrix
 
@@ -17,16 +19,28 @@ _SLICE_TOKENS = 2048
 
 
 class Head:
-    """[rows, hidden] → [rows, vocabulary] float32; in deterministic mode slice by slice of the vocabulary."""
+    """[rows, hidden] → [rows, vocabulary] float32; in deterministic mode slice by slice of the vocabulary.
 
-    def __init__(self, precision: Precision, weight: StoredMatrix, softcap: float) -> None:
+    Each rank has an equal part of the vocabulary, the last one perhaps a shorter one; the logits are rank 0's.
+    """
+
+    def __init__(self, precision: Precision, weight: StoredMatrix, softcap: float, team: Team) -> None:
         """weight [vocabulary, hidden]; softcap 0: none."""
+        self._team = team
+        self._vocab_size = len(weight)
+        self._width = -(-len(weight) // team.shard.size)
+        part = team.shard.part(self._width * team.shard.size)
+        weight = weight.rows(part.start, min(part.stop, len(weight)))
         size = len(weight) if precision.product_tiles is None else _SLICE_TOKENS
         self._slices = [self._slice(precision, part, softcap) for part in weight.split(size)]
 
     def __call__(self, x: Tensor) -> Tensor:
         parts = [logits(x) for logits in self._slices]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        own = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if self._team.shard.size == 1:
+            return own
+        padded = functional.pad(own, (0, self._width - own.shape[1]))
+        return self._team.side_by_side(padded)[:, : self._vocab_size]
 
     @staticmethod
     def _slice(precision: Precision, weight: StoredMatrix, softcap: float) -> RowFunction:

@@ -47,8 +47,9 @@ def _load_qkv(config: ModelConfig, tensors: LayerTensors) -> Qkv:
 
 def _make_feed_forward(config: ModelConfig, tensors: LayerTensors, precision: Precision) -> FeedForward:
     hidden, ffn = config.hidden_size, config.ffn_size
-    gate_up = tensors.projection("mlp.gate_up_proj", 2 * ffn, hidden)
-    down = tensors.projection("mlp.down_proj", hidden, ffn)
+    part = tensors.shard.part(ffn)
+    gate_up = tensors.projection("mlp.gate_up_proj", 2 * ffn, hidden).paired_outputs(part)
+    down = tensors.projection("mlp.down_proj", hidden, ffn).inputs(part, adds_bias=False)
     return GatedFeedForward(gate_up, down, config.activation, precision)
 
 

@@ -12,6 +12,7 @@ from pdserve.engine.layers import HeadNorm, make_linear
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.tensors import LayerTensors, Projection, stacked
 from pdserve.engine.numerics import Precision
+from pdserve.engine.parallel.shard import Shard
 from pdserve.engine.rotary import Rotary, drawn_positions, interleave_pairs, rotate_
 
 
@@ -21,6 +22,14 @@ class Qkv(NamedTuple):
     queries: Projection
     keys: Projection
     values: Projection
+
+    def part(self, config: ModelConfig, shard: Shard) -> Qkv:
+        """Of the heads of one rank; config: the whole model's."""
+        heads = shard.part(config.num_heads)
+        kv_heads = shard.kv_part(config.num_kv_heads).range(config.num_kv_heads)
+        size = config.head_dim
+        queries, keys = (slice(part.start * size, part.stop * size) for part in (heads, kv_heads))
+        return Qkv(self.queries.outputs(queries), self.keys.outputs(keys), self.values.outputs(keys))
 
 
 class LoadQkv(Protocol):
@@ -40,18 +49,24 @@ def separate_qkv(config: ModelConfig, tensors: LayerTensors) -> Qkv:
 
 
 class SelfAttention:
-    """Attention of one layer."""
+    """Attention of one layer, or a rank's heads of it: then the results of all ranks add up to the layer's."""
 
-    def __init__(self, config: ModelConfig, qkv: Qkv, tensors: LayerTensors, precision: Precision) -> None:
-        queries, hidden = config.num_heads * config.head_dim, config.hidden_size
+    def __init__(
+        self, config: ModelConfig, load_qkv: LoadQkv, tensors: LayerTensors, precision: Precision
+    ) -> None:
+        """config: the whole model's."""
+        shard, whole = tensors.shard, config.num_heads * config.head_dim
+        qkv = load_qkv(config, tensors).part(config, shard)
+        out = tensors.projection("self_attn.o_proj", config.hidden_size, whole, config.output_bias)
+        config = shard.config(config)
+        queries = config.num_heads * config.head_dim
         self._index = tensors.index
         self._rotated_width = queries + config.num_kv_heads * config.head_dim
         q = _interleaved(qkv.queries, config.num_heads, config.rotary_dim)
         k = _interleaved(qkv.keys, config.num_kv_heads, config.rotary_dim)
         projection = stacked(q, k, qkv.values)
         self._qkv = make_linear(precision, *projection)
-        out = tensors.projection("self_attn.o_proj", hidden, queries, config.output_bias)
-        self._out = make_linear(precision, *out)
+        self._out = make_linear(precision, *out.inputs(shard.part(whole), adds_bias=shard.rank == 0))
         self._norm = _head_norm(config, tensors, precision.device) if config.has_qk_norm else None
         rotary = Rotary(config.rope, config.head_dim, config.rotary_dim, precision.device)
         self._turned = precision.rowwise(

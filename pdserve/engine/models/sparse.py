@@ -47,8 +47,9 @@ class SparseFeedForwards:
         def matrix(name: str, rows: int, columns: int) -> Projection:
             return tensors.projection(name.format(number), rows, columns)
 
-        gate, up = (matrix(name, ffn, hidden) for name in (self._names.gate, self._names.up))
-        down = matrix(self._names.down, hidden, ffn)
+        part = tensors.shard.part(ffn)
+        gate, up = (matrix(name, ffn, hidden).outputs(part) for name in (self._names.gate, self._names.up))
+        down = matrix(self._names.down, hidden, ffn).inputs(part, adds_bias=False)
         expert = GatedFeedForward(stacked(gate, up), down, "silu", precision)
         tensors.release()  # a layer's experts together may be gigabytes
         return expert

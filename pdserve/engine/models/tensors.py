@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pdserve.engine.parallel.shard import Shard
 from pdserve.engine.stored_matrix import StoredMatrix
 from pdserve.engine.weights import Weights
 
@@ -17,12 +18,33 @@ class Projection(NamedTuple):
     weight: StoredMatrix
     bias: Tensor | None
 
+    def outputs(self, part: slice) -> Projection:
+        """Some of its rows."""
+        return Projection(
+            self.weight.rows(part.start, part.stop), None if self.bias is None else self.bias[part]
+        )
+
+    def paired_outputs(self, part: slice) -> Projection:
+        """The same rows of its upper and of its lower half: where two projections are stored as one."""
+        half = len(self.weight) // 2
+        if part == slice(0, half):
+            return self
+        return stacked(self.outputs(part), self.outputs(slice(half + part.start, half + part.stop)))
+
+    def inputs(self, part: slice, *, adds_bias: bool) -> Projection:
+        """Some of its columns; the results of all such parts add up to the whole's, so one of them adds the bias."""
+        return Projection(self.weight.columns(part.start, part.stop), self.bias if adds_bias else None)
+
 
 class LayerTensors:
-    """What one layer loads. All raise BadModel if a tensor is missing or has another shape."""
+    """What one layer loads. All raise BadModel if a tensor is missing or has another shape.
 
-    def __init__(self, weights: Weights, index: int) -> None:
+    shard  the part of it that this process has
+    """
+
+    def __init__(self, weights: Weights, index: int, shard: Shard) -> None:
         self.index = index
+        self.shard = shard
         self._weights = weights
         self._prefix = f"model.layers.{index}."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -10,8 +10,10 @@ from typing import Protocol
 from torch import Tensor
 
 from pdserve.engine.numerics import Precision
+from pdserve.engine.parallel.team import ALONE, Team
 from pdserve.engine.port import Row, Runner, SampleSpec
 from pdserve.engine.torch_runner import TorchRunner
+from pdserve.kv_memory import HostMemory
 from pdserve.sampling import SampleKey, SamplingParams
 from tests.support.memories import pool_bytes
 
@@ -36,6 +38,8 @@ def make_runner(
     num_threads: int = 1,
     long_context: bool = False,
     precision: Precision | None = None,
+    make_memory: Callable[[int], HostMemory] = HostMemory,
+    team: Team = ALONE,
 ) -> TorchRunner:
     return TorchRunner(
         folder,
@@ -47,6 +51,8 @@ def make_runner(
         block_size=BLOCK_SIZE,
         long_context=long_context,
         precision=precision,
+        make_memory=make_memory,
+        team=team,
     )
 
 

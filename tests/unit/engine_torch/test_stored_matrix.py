@@ -55,3 +55,21 @@ def test_parts_of_other_types_make_one_matrix() -> None:
     both = StoredMatrix([*first.parts, *second.parts], 32)
     assert both.shape == (7, 32) and not both.is_quantised
     assert torch.equal(both.values(), torch.cat((values, others.float())))
+
+
+@pytest.mark.parametrize(
+    ("stored", "is_decoded"),
+    [(quantised(6, 128, "Q8_0"), True), (quantised(6, 128, "Q4_1"), True), (plain(6, 128), False)],
+)
+def test_columns_are_those_of_a_tensor(stored: tuple[StoredMatrix, Tensor], is_decoded: bool) -> None:
+    """A cut through a stored unit decodes them; others stay as they are stored."""
+    matrix, values = stored
+    half = values.shape[1] // 2
+    turned = matrix.reordered(lambda rows: rows.flip(0))
+    for begin, end in ((0, half), (half, 2 * half), (7, half + 1)):
+        assert torch.equal(matrix.columns(begin, end).values(), values[:, begin:end])
+        assert torch.equal(turned.columns(begin, end).values(), values.flip(0)[:, begin:end])
+    assert matrix.columns(0, half).is_quantised == matrix.is_quantised
+    assert matrix.columns(7, half).is_quantised == (matrix.is_quantised and not is_decoded)
+    assert torch.equal(matrix.rows(2, 5).columns(0, half).values(), values[2:5, :half])
+    assert matrix.columns(0, 2 * half) is matrix

@@ -10,6 +10,7 @@ import torch
 
 from pdserve.errors import Incompatible
 from pdserve.node.load import LoadProgress, load_model, verify_for_gpu
+from pdserve.node.ranks import verify_for_ranks
 from pdserve.service.config import load
 from pdserve.service.settings import ConfigError
 from pdserve.tokenizer import Tokenizer
@@ -80,3 +81,20 @@ def test_8_bits_need_a_gpu(tmp_path: Path) -> None:
 def test_devices_have_names(text: str) -> None:
     with pytest.raises(ConfigError, match="auto, cpu, or cuda:N"):
         load(flags={"engine.device": text})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"engine.kind": "fake"}, "the fake engine has none"),
+        ({"engine.deterministic": True}, "sums over them depend on who shares a step"),
+    ],
+)
+def test_settings_that_several_ranks_cannot_keep(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(Incompatible, match=words):
+        verify_for_ranks(load(flags={"engine.tensor_parallel": 2, **settings}))
+
+
+def test_a_gpu_has_one_rank() -> None:
+    with pytest.raises(Incompatible, match=r"on CPUs.*tensor_parallel=2"):
+        verify_for_gpu(load(flags={"engine.tensor_parallel": 2}))

@@ -1,0 +1,46 @@
+"""What the ranks of one model do together in a step; all of them call the same methods in the same order."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from pdserve.engine.parallel.shard import Shard
+
+
+class Team(Protocol):
+    """One rank's side. Engine owner's thread only. Raises RuntimeError if another rank has gone, or is too late."""
+
+    @property
+    def shard(self) -> Shard: ...
+
+    def add_up(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x, the same bits at each; may overwrite x, which is contiguous."""
+        ...
+
+    def side_by_side(self, part: Tensor) -> Tensor:
+        """All ranks' parts as one, at rank 0: [rows, width] → [rows, size · width]; at others any such tensor."""
+        ...
+
+    def meet(self) -> None:
+        """Returns when every rank has come here."""
+        ...
+
+
+class Alone:
+    """A team of one."""
+
+    shard = Shard()
+
+    def add_up(self, x: Tensor) -> Tensor:
+        return x
+
+    def side_by_side(self, part: Tensor) -> Tensor:
+        return part
+
+    def meet(self) -> None:
+        return
+
+
+ALONE = Alone()
