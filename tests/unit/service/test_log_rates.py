@@ -50,7 +50,8 @@ def test_what_only_the_cluster_can_cause_is_not_bounded(name: str) -> None:
 # Lines whose number the operator, the machine or the other processes of the cluster decide, by what they are about.
 OF_THE_CLUSTER = {
     "cache_events", "certificates", "children", "energy", "engine", "gateway", "kernels", "keys", "listener", "loop",
-    "model", "nccl", "owner", "pair", "pool", "process", "rank", "ranks", "role", "router", "tokenizer", "vocabulary", "worker",
+    "model", "nccl", "owner", "pair", "pool", "process", "rank", "ranks", "role", "router", "tokenizer", "vocabulary",
+    "worker",
 }  # fmt: skip
 SINGLY = {
     "calls.refused",  # counts its own, and speaks once a second
