@@ -22,7 +22,15 @@ from pdserve.errors import Failure, Incompatible, PdserveError, to_failure
 from pdserve.kv_memory import HostMemory
 from pdserve.memfd import RankMemory
 from pdserve.node.cpu_runner import make_cpu_runner
-from pdserve.node.rank_channel import Channel, JoinOrder, Loaded, LoadFailed, LoadOrder, Mapped, ToRank
+from pdserve.node.rank_channel import (
+    JoinOrder,
+    LoadFailed,
+    LoadOrder,
+    RankChannel,
+    RankJoined,
+    RankLoaded,
+    ToRank,
+)
 from pdserve.service.lifecycle import EXIT_FAILED, EXIT_OK
 from pdserve.service.logs import set_up_logs
 
@@ -33,7 +41,7 @@ _orders: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
 def main(channel_fd: int, parent_pid: int) -> int:
     """Returns the exit code, when the worker has closed its end."""
     die_with_parent(parent_pid)
-    channel = Channel(socket.socket(fileno=channel_fd))
+    channel = RankChannel(socket.socket(fileno=channel_fd))
     try:
         return _serve(channel)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -43,7 +51,7 @@ def main(channel_fd: int, parent_pid: int) -> int:
         return EXIT_FAILED
 
 
-def _serve(channel: Channel) -> int:
+def _serve(channel: RankChannel) -> int:
     order = _orders.decode(channel.receive_bytes())
     assert isinstance(order, LoadOrder), "the first one"
     shard = Shard(order.rank, order.size)
@@ -53,7 +61,7 @@ def _serve(channel: Channel) -> int:
 
     def join(num_bytes: int) -> HostMemory:
         """Called when the weights are loaded."""
-        channel.send(Loaded(num_bytes))
+        channel.send(RankLoaded(num_bytes))
         told = _orders.decode(channel.receive_bytes())
         assert isinstance(told, JoinOrder), "the second one"
         meeting.append(Path(told.meeting))
@@ -65,7 +73,7 @@ def _serve(channel: Channel) -> int:
         channel.send(_failed(error))
         return EXIT_FAILED
     team.join(meeting[0])
-    channel.send(Mapped())
+    channel.send(RankJoined())
     part = shard.kv_part(runner.whole_layout.kv_heads)
     log.debug("rank.joined")
     while True:

@@ -2,10 +2,10 @@
 
 worker                                rank
 | LoadOrder ------------------------> |  reads and packs its part
-| <------------ Loaded | LoadFailed   |
+| <------------ RankLoaded | LoadFailed   |
 | JoinOrder + the pool's descriptor > |  maps the pool
 |            … both join the team …   |
-| <---------------------------- Mapped|  from here on nobody may map the pool to write
+| <---------------------------- RankJoined|  from here on nobody may map the pool to write
 | a step, a step, … ----------------> |  computes; answers nothing: what it has to say goes to the team
 """
 
@@ -38,7 +38,7 @@ class JoinOrder(msgspec.Struct, frozen=True, tag=True):
     meeting: str
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True):
+class RankLoaded(msgspec.Struct, frozen=True, tag=True):
     """Of pool_bytes, the pool that it will map."""
 
     pool_bytes: int
@@ -52,15 +52,15 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
     fields: dict[str, str]
 
 
-class Mapped(msgspec.Struct, frozen=True, tag=True):
+class RankJoined(msgspec.Struct, frozen=True, tag=True):
     """The pool is mapped and the team has met."""
 
 
 ToRank = LoadOrder | JoinOrder
-FromRank = Loaded | LoadFailed | Mapped
+FromRank = RankLoaded | LoadFailed | RankJoined
 
 
-class Channel:
+class RankChannel:
     """One end. One thread at a time; calls block. All raise OSError, or EOFError when the other end is closed."""
 
     def __init__(self, ends: socket.socket) -> None:

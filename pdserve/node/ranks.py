@@ -26,7 +26,15 @@ from pdserve.errors import Failure, Incompatible, WorkerLost, from_failure
 from pdserve.kv_memory import HostMemory
 from pdserve.memfd import MemfdMemory
 from pdserve.modelstore.progress import ByteProgress
-from pdserve.node.rank_channel import Channel, FromRank, JoinOrder, Loaded, LoadFailed, LoadOrder, Mapped
+from pdserve.node.rank_channel import (
+    FromRank,
+    JoinOrder,
+    LoadFailed,
+    LoadOrder,
+    RankChannel,
+    RankJoined,
+    RankLoaded,
+)
 from pdserve.service.config import Config
 
 log = structlog.get_logger()
@@ -46,10 +54,10 @@ class _Rank:
                 start_new_session=True,  # signals to the group are the worker's: it drains, and needs its ranks
             )
         self.number = number
-        self.channel = Channel(ours)
+        self.channel = RankChannel(ours)
         self.pidfd = os.pidfd_open(self.process.pid)
 
-    def answer(self, kind: type[Loaded] | type[Mapped]) -> Loaded | Mapped:
+    def answer(self, kind: type[RankLoaded] | type[RankJoined]) -> RankLoaded | RankJoined:
         """The next one, which should be of this kind. Raises what it says instead, or WorkerLost."""
         try:
             told = _answers.decode(self.channel.receive_bytes())
@@ -121,14 +129,14 @@ class Ranks:
         team, shared = GlooTeam(Shard(0, self._size)), _SharedMemory()
         first = make_cpu_runner(folder, config.engine, make_memory=shared.make, progress=progress, team=team)
         for rank in self._ranks:
-            rank.answer(Loaded)
+            rank.answer(RankLoaded)
         with tempfile.TemporaryDirectory(prefix="pdserve-ranks-") as meeting:
             file = Path(meeting) / "meeting"
             for rank in self._ranks:
                 self._send(rank, JoinOrder(str(file)), shared.descriptor)
             team.join(file)
             for rank in self._ranks:
-                rank.answer(Mapped)
+                rank.answer(RankJoined)
         shared.seal()
         part = team.shard.kv_part(first.whole_layout.kv_heads)
         log.info("ranks.joined", size=self._size, pids=self.pids, threads_each=first.num_threads)
