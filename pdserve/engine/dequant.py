@@ -31,14 +31,14 @@ PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF
 def decode(raw: Tensor, kind: str) -> Tensor:
     """Stored bytes as values: a view for plain types in their own dtype, float32 for block formats.
 
-    raw      [nbytes] uint8, a whole number of units
+    raw      [nbytes] uint8, a whole number of units, on any device
     returns  [num_values]
     """
     if kind in PLAIN:
         return _view(raw, PLAIN[kind])
     unit = SUPPORTED[kind]
     blocks = raw.view(-1, unit.num_bytes)
-    values = torch.empty(len(blocks), unit.num_values)
+    values = torch.empty(len(blocks), unit.num_values, device=raw.device)
     step = _PIECE_VALUES // unit.num_values
     for start in range(0, len(blocks), step):
         values[start : start + step] = _BLOCK_DECODERS[kind](blocks[start : start + step])

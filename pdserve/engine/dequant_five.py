@@ -28,6 +28,6 @@ def q5_1(blocks: Tensor) -> Tensor:
 
 def _five_bits(high: Tensor, packed: Tensor) -> Tensor:
     """[blocks, 4] and [blocks, 16] bytes as [blocks, 32] uint8 in 0…31."""
-    bit = torch.arange(8, dtype=torch.uint8)
+    bit = torch.arange(8, dtype=torch.uint8, device=high.device)
     fifth = ((high[:, :, None] >> bit) & 1).flatten(1)
     return nibbles(packed) | (fifth << 4)

@@ -36,7 +36,7 @@ def q4_k(blocks: Tensor) -> Tensor:
 def q5_k(blocks: Tensor) -> Tensor:
     """[blocks, 176] bytes → [blocks, 256] float32."""
     low = nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
-    run = torch.arange(8, dtype=torch.uint8)[:, None]
+    run = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
     fifth = (blocks[:, None, 16:48] >> run) & 1
     return _scaled_less_minimum(blocks, low | (fifth << 4))
 
@@ -44,7 +44,7 @@ def q5_k(blocks: Tensor) -> Tensor:
 def q6_k(blocks: Tensor) -> Tensor:
     """[blocks, 210] bytes → [blocks, 256] float32."""
     low = nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
-    shift = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    shift = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     upper = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shift) & 3
     q = (low | (upper << 4)).to(torch.float32) - 32.0
     scales = half(blocks[:, 208:]) * blocks[:, 192:208].contiguous().view(torch.int8).to(torch.float32)

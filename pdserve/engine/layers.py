@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdserve.engine.device.packed_linear import packed_linear
 from pdserve.engine.kernel_caches import rounded_rows
 from pdserve.engine.native.linear import NativeLinear
 from pdserve.engine.numerics import LinearKind, Precision
@@ -84,11 +85,13 @@ class _HalfProduct(torch.nn.Module):
 
 
 def make_linear(precision: Precision, weight: StoredMatrix, bias: Tensor | None = None) -> Linear:
-    """Pack one weight matrix for its precision.
+    """Pack one weight matrix for its precision; on a device, quantised ones stay as they are stored.
 
     weight  [out, in] as stored; rounded to the precision's 16 bits first where it has them, so that every kind of
             linear multiplies by the same numbers
     """
+    if precision.device is not None and weight.is_quantised:
+        return packed_linear(weight, bias, precision.device, precision.compute)
     linear = _pack(precision, weight.values(), bias)
     if precision.product_tiles is None:
         return linear

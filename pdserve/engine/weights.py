@@ -18,7 +18,6 @@ from torch import Tensor
 from pdserve.engine import dequant
 from pdserve.engine.mapped_file import MappedFile
 from pdserve.engine.model_config import ModelConfig
-from pdserve.engine.row_table import RowTable
 from pdserve.engine.stored_matrix import StoredMatrix
 from pdserve.malloc import trim_heap
 from pdserve.modelstore.errors import BadModel
@@ -88,13 +87,6 @@ class Weights:
         return (
             matrix if transform is None else matrix.reordered(lambda rows: self._unpermuted(rows, transform))
         )
-
-    def table(self, name: str, shape: tuple[int, int]) -> RowTable:
-        """A matrix to look rows up in, such as an embedding; it stays in the file. Raises as `load` does."""
-        stored = self._take(name, shape)
-        if stored.transform is not None:
-            raise BadModel("this tensor can't be transformed", tensor=name, transform=stored.transform)
-        return RowTable(self._bytes(stored), stored.type, stored.shape)
 
     def release(self) -> None:
         """Give back the memory of the tensors asked for since the last time: they have been packed.

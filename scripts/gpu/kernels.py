@@ -1,4 +1,4 @@
-"""The kernels of the device against the gathered ones in float32 on the CPU, over drawn shapes."""
+"""The kernels of the device against the gathered ones in float32 on the CPU, over drawn shapes, and products."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention import Heads
+from pdserve.engine.dequant import PLAIN, decode
 from pdserve.engine.device.device_pool import DevicePool
 from pdserve.engine.device.devices import CpuDevice, CudaDevice, Device
 from pdserve.engine.device.kernel_choice import candidates
+from pdserve.engine.device.packed_linear import PackedDeviceLinear, packed_linear
 from pdserve.engine.device.paged_attention import GatheredKernels
 from pdserve.engine.layout import KvLayout
+from pdserve.engine.stored_matrix import StoredMatrix
+from pdserve.modelstore.gguf_types import SUPPORTED
 from scripts.gpu.place import GpuPlace
 
 _WITHIN = 1e-4  # of outputs around 1, products of float32 that may be summed in another order
+_PRODUCTS_WITHIN = 1e-5
 _LAYER = 1
 
 
@@ -31,7 +36,31 @@ def check_kernels(place: GpuPlace) -> dict[str, Any]:
         for name, error in _errors(source, device).items():
             worst[name] = max(error, worst.get(name, 0.0))
             assert error <= _WITHIN, f"{name} is wrong by {error} at shape {seed}"
+    for seed, kind in enumerate(sorted(set(SUPPORTED) - set(PLAIN))):
+        error = worst[f"packed {kind}"] = _product_error(kind, seed, device)
+        assert error <= _PRODUCTS_WITHIN, f"products with {kind} are wrong by {error}"
     return {"shapes": num_shapes, "worst_error": worst}
+
+
+def _product_error(kind: str, seed: int, device: Device) -> float:
+    """With packed weights, of few rows and of many, relative to the largest result."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = _drawn_weight(300, 512, kind, generator), torch.randn(90, 512, generator=generator)
+    want = PackedDeviceLinear(weight, None)(x)
+    product = packed_linear(weight, None, device.torch_device, torch.float32)
+    there = x.to(device.torch_device)
+    errors = [float((product(there[:rows]).cpu() - want[:rows]).abs().max()) for rows in (1, 17, 90)]
+    return max(errors) / float(want.abs().max())
+
+
+def _drawn_weight(rows: int, width: int, kind: str, generator: torch.Generator) -> StoredMatrix:
+    """Any bytes are a block; those with scales that no model has become zeros."""
+    unit = SUPPORTED[kind]
+    shape = (rows * width // unit.num_values, unit.num_bytes)
+    blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    largest = decode(blocks.view(-1), kind).view(len(blocks), -1).abs().amax(dim=1)
+    blocks[~(largest < 4.0)] = 0  # NaN isn't less
+    return StoredMatrix.of(blocks.view(-1), kind, (rows, width))
 
 
 def _errors(source: random.Random, device: Device) -> dict[str, float]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention import StepAttention
+from pdserve.engine.device.packed_linear import on_device
 from pdserve.engine.layers import RmsNorm
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.family import Family
@@ -20,7 +21,7 @@ from pdserve.engine.native.rows import NativeNorm, fits
 from pdserve.engine.numerics import Precision
 from pdserve.engine.parallel.team import ALONE, Team
 from pdserve.engine.rotary import Rotary, drawn_positions
-from pdserve.engine.row_table import ResidentTable, Rows
+from pdserve.engine.row_table import RowTable
 from pdserve.engine.row_tiles import RowFunction
 from pdserve.engine.stored_matrix import StoredMatrix
 from pdserve.engine.weights import Weights
@@ -60,13 +61,10 @@ class Decoder:
         team.shard.config(config)  # before the first of its gigabytes is read
         self._stored = torch.float32 if precision.name == "float32" else torch.bfloat16
         table, table_shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
-        self._embeddings: Rows
-        if precision.device is None:
-            self._embeddings = weights.table(table, table_shape)
-        else:
-            self._embeddings = ResidentTable(
-                weights.load(table, table_shape).to(precision.device, self._stored, copy=True)
-            )
+        embeddings = weights.matrix(table, table_shape)
+        if precision.device is not None:
+            embeddings = _resident(embeddings, precision.device, self._stored)
+        self._embeddings = RowTable(embeddings)
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(self._stored))
         self._compute = precision.compute
         make_feed_forward = family.feed_forwards()
@@ -78,10 +76,7 @@ class Decoder:
         self._norm = _norm(config, weights.load("model.norm.weight", (config.hidden_size,)), precision)
         # One that is stored counts whatever the config says, as in transformers 5: its numbers may be others.
         head = table if config.tied_embeddings and HEAD not in weights else HEAD
-        if head == table and isinstance(self._embeddings, ResidentTable):
-            matrix = StoredMatrix.plain(self._embeddings.values)
-        else:
-            matrix = weights.matrix(head, table_shape)
+        matrix = embeddings if head == table else weights.matrix(head, table_shape)
         self._head = Head(precision, matrix, config.final_softcap, team)
         weights.release()
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
@@ -170,6 +165,13 @@ class _TorchNorm:
 
     def after_adding_(self, x: Tensor, more: Tensor) -> Tensor:
         return self._function(x.add_(more))
+
+
+def _resident(matrix: StoredMatrix, device: torch.device, dtype: torch.dtype) -> StoredMatrix:
+    """In the device's memory: quantised as it is stored, else as values of this dtype."""
+    if matrix.is_quantised:
+        return on_device(matrix, device)
+    return StoredMatrix.plain(matrix.values().to(device, dtype, copy=True).contiguous())
 
 
 def _norm(config: ModelConfig, weight: Tensor, precision: Precision) -> _Norm:

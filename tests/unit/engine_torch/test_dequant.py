@@ -13,21 +13,9 @@ from hypothesis import strategies as st
 
 from pdserve.engine import dequant
 from pdserve.modelstore.gguf_types import SUPPORTED
+from tests.support.quantised import SCALES
 
 KINDS = list(SUPPORTED)
-
-
-# Where the 16-bit scales of a block lie. Any bytes with finite scales are a valid block.
-SCALES = {
-    "Q8_0": (0,),
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
 WRITABLE = [kind for kind in KINDS if not kind.endswith("_K")]  # what the package can write, too
 
 
