@@ -22,7 +22,8 @@ WORKERS = "pdserve.rpc.v1.Workers"
 ADMIN = "pdserve.rpc.v1.Admin"
 
 PING_S = 1.0  # as often do clients of ours ping, if they aren't told otherwise
-MAX_PENDING_CALLS = 65_536  # about 10 KB each
+MAX_STREAMS = 16_384  # calls of one connection at a time
+MAX_PENDING_CALLS = 131_072  # of all connections, about 15 KB each
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # what a read returns at the end; the stubs don't know it
 
@@ -53,6 +54,7 @@ def make_server(
     max_message_bytes: int,
     random: Random,
     gates: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    max_streams: int = MAX_STREAMS,
     max_pending_calls: int = MAX_PENDING_CALLS,
 ) -> grpc.aio.Server:
     """A server without services yet; errors of its servicers, and of `gates`, are mapped by `ErrorInterceptor`.
@@ -68,10 +70,13 @@ def make_server(
         ("grpc.http2.min_ping_interval_without_data_ms", least_ms),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        # Calls that nobody has looked at yet. gRPC's own answer to one too many is CANCELLED, by default from 1,000 on:
-        # all but a flood are to get ours. A lower bound on the streams of a connection would only hide the queue: the
-        # rest would wait in the client's library, or end UNAVAILABLE there ("Stream removed", REFUSED_STREAM).
-        ("grpc.server.max_pending_requests", max_pending_calls // 2),
+        # Calls that nobody has looked at yet. gRPC's own answer to one too many is CANCELLED, by default from 1,000 on,
+        # and ours can only be told by the loop. So a connection holds less of them than are too many: whatever it
+        # sends, it never meets that bound, nor do several. "Overload protection" would count streams that are just
+        # ending, of which a client knows nothing: what it sends then is refused, and ends UNAVAILABLE.
+        ("grpc.max_concurrent_streams", max_streams),
+        ("grpc.http.overload_protection", 0),
+        ("grpc.server.max_pending_requests", max_pending_calls),
         ("grpc.server.max_pending_requests_hard_limit", max_pending_calls),
         ("grpc.server_max_unrequested_time_in_server", 3600),
         ("grpc.so_reuseport", 0),  # a second server on the port must fail, not take half of the calls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -147,13 +147,14 @@ class ErrorInterceptor(_Interceptor):
         return call
 
     def _stream(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        # Not a generator: one that hangs in a write when its call is cancelled would end when it is collected.
+        async def call(request: Any, context: Any) -> None:
             try:
                 outcome = behaviour(request, context)
                 if hasattr(outcome, "__aiter__"):
                     async with contextlib.aclosing(outcome):
                         async for response in outcome:
-                            yield response
+                            await context.write(response)
                 else:  # a coroutine that writes through its context
                     await outcome
             except Exception as error:  # the server's outermost frame

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc
@@ -78,8 +79,9 @@ class RequestReader(_Interceptor):
         async def call(_requests: Any, context: Any) -> None:
             outcome = behaviour(await self._read(parse, context), context)
             if hasattr(outcome, "__aiter__"):
-                async for response in outcome:
-                    await context.write(response)
+                async with aclosing(outcome):
+                    async for response in outcome:
+                        await context.write(response)
             else:
                 await outcome
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc.aio
@@ -26,7 +26,7 @@ from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.sampling import FinishReason
 from pdserve.service.rpc import INFERENCE, Health, add_reflection, bind, make_server
 
-Answer = Callable[[GenerateRequest], AsyncIterator[Event]]
+Answer = Callable[[GenerateRequest], AsyncGenerator[Event, None]]
 
 
 class Door(inference_pb2_grpc.InferenceServicer):
@@ -43,10 +43,13 @@ class Door(inference_pb2_grpc.InferenceServicer):
         asked = GenerateRequest.from_proto(request, Limits())
         self.requests.append(asked)
         self.times_remaining.append(context.time_remaining())
+        call = asyncio.current_task()
         try:
-            async for event in self._answer(asked):
-                yield event_to_proto(event)
-        except asyncio.CancelledError:
+            async with aclosing(self._answer(asked)) as events:
+                async for event in events:
+                    yield event_to_proto(event)
+        except (asyncio.CancelledError, GeneratorExit):  # while it waited, or while an event was written
+            assert asyncio.current_task() is call, "the call ends what it began"
             self.cancelled.set()
             raise
 
@@ -115,7 +118,7 @@ def finished(num_tokens: int, choice: int = 0) -> Finished:
     return Finished(choice=choice, reason=FinishReason.LENGTH, usage=usage, timings=Timings(), num_attempts=1)
 
 
-async def count_to(request: GenerateRequest, num_tokens: int = 6) -> AsyncIterator[Event]:
+async def count_to(request: GenerateRequest, num_tokens: int = 6) -> AsyncGenerator[Event, None]:
     """A whole generation; a resumed one goes on where the client is."""
     yield started(request)
     held = len(request.resume.choices[0].token_ids) if request.resume is not None else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 
@@ -89,7 +89,7 @@ async def test_the_other_calls() -> None:
 
 
 async def test_errors_of_the_router_are_raised_as_they_are() -> None:
-    async def answer(request: GenerateRequest) -> AsyncIterator[Event]:
+    async def answer(request: GenerateRequest) -> AsyncGenerator[Event, None]:
         if request.input == "x":
             raise errors.Overloaded("the queue is full", retry_after_s=2.5)
         yield token(0)
@@ -104,7 +104,7 @@ async def test_errors_of_the_router_are_raised_as_they_are() -> None:
 
 
 async def test_a_deadline_ends_the_stream() -> None:
-    async def answer(request: GenerateRequest) -> AsyncIterator[Event]:
+    async def answer(request: GenerateRequest) -> AsyncGenerator[Event, None]:
         yield started(request)
         await asyncio.Event().wait()
 
@@ -118,7 +118,7 @@ async def test_a_deadline_ends_the_stream() -> None:
 
 
 async def test_leaving_the_iteration_cancels_the_request() -> None:
-    async def answer(request: GenerateRequest) -> AsyncIterator[Event]:
+    async def answer(request: GenerateRequest) -> AsyncGenerator[Event, None]:
         yield started(request)
         await asyncio.Event().wait()
 
@@ -132,7 +132,7 @@ async def test_leaving_the_iteration_cancels_the_request() -> None:
 
 
 def stuck_after(num_tokens: int, stuck: asyncio.Event) -> Answer:
-    async def answer(request: GenerateRequest) -> AsyncIterator[Event]:
+    async def answer(request: GenerateRequest) -> AsyncGenerator[Event, None]:
         yield started(request)
         held = len(request.resume.choices[0].token_ids) if request.resume is not None else 0
         for index in range(held, held + num_tokens):
@@ -165,7 +165,7 @@ async def test_streams_that_lose_a_router_together_all_go_on_at_the_other(num_st
     begun = [asyncio.Event() for _ in range(num_streams)]
     waiting = iter(begun)
 
-    async def answer(request: GenerateRequest) -> AsyncIterator[Event]:
+    async def answer(request: GenerateRequest) -> AsyncGenerator[Event, None]:
         async for event in stuck_after(3, next(waiting))(request):
             yield event
 
@@ -195,7 +195,7 @@ async def test_calls_that_lose_a_router_together_all_go_on_at_the_other() -> Non
 
 
 async def test_a_draining_router_is_left_too() -> None:
-    async def answer(request: GenerateRequest) -> AsyncIterator[Event]:
+    async def answer(request: GenerateRequest) -> AsyncGenerator[Event, None]:
         yield started(request)
         yield token(0)
         raise errors.Draining("the router is going")
@@ -232,7 +232,7 @@ async def test_all_lost_says_what_can_be_resumed() -> None:
 
 
 async def test_a_stream_that_ends_well_without_its_last_message_is_a_bug() -> None:
-    async def answer(request: GenerateRequest) -> AsyncIterator[Event]:
+    async def answer(request: GenerateRequest) -> AsyncGenerator[Event, None]:
         yield started(request)
 
     async with open_door(Door(answer)) as (address, _), AsyncClient(address) as client:

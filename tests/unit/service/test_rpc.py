@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
@@ -84,7 +85,7 @@ async def test_the_first_of_ours_in_a_group_is_told() -> None:
 
 
 async def test_an_error_in_mid_stream_follows_what_was_sent() -> None:
-    async def answer(request: GenerateRequest) -> AsyncIterator[Event]:
+    async def answer(request: GenerateRequest) -> AsyncGenerator[Event, None]:
         yield started(request)
         yield token(0)
         raise errors.WorkerLost("all attempts failed", attempts=3)
@@ -148,6 +149,30 @@ async def test_what_the_library_turns_away_in_a_flood_is_cancelled_without_our_t
     await server.stop(None)
 
 
+async def test_one_connection_alone_never_meets_the_librarys_bound() -> None:
+    """What is above its own waits in its client, and is asked when other calls have ended."""
+    server = make_server(
+        keepalive_s=60.0,
+        max_message_bytes=1 << 20,
+        random=random.Random(1),
+        max_streams=32,
+        max_pending_calls=64,
+    )
+    door = Door(count_to)
+    inference_pb2_grpc.add_InferenceServicer_to_server(door, server)
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    with grpc.insecure_channel(address) as channel:
+        calls = await asyncio.to_thread(_crowd, InferenceStub(channel), 500)
+        codes = {await asyncio.to_thread(call.code) for call in calls}
+        assert codes == {grpc.StatusCode.OK}
+    await server.stop(None)
+
+
+def _crowd(stub: Any, num_calls: int) -> list[Any]:
+    return [stub.GetModel.future(pb.GetModelRequest()) for _ in range(num_calls)]
+
+
 async def test_an_unknown_method_is_incompatible() -> None:
     async with open_door(Door(count_to)) as (address, _), open_channel(address, keepalive_s=1.0) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -156,7 +181,7 @@ async def test_an_unknown_method_is_incompatible() -> None:
 
 
 async def test_a_cancelled_call_cancels_its_servicer() -> None:
-    async def answer(request: GenerateRequest) -> AsyncIterator[Event]:
+    async def answer(request: GenerateRequest) -> AsyncGenerator[Event, None]:
         yield started(request)
         await asyncio.Event().wait()
 
@@ -164,6 +189,25 @@ async def test_a_cancelled_call_cancels_its_servicer() -> None:
     async with open_door(door) as (address, _), open_channel(address, keepalive_s=1.0) as channel:
         call = InferenceStub(channel).Generate(pb.GenerateRequest(text="x"))
         await call.read()
+        call.cancel()
+        async with asyncio.timeout(20):
+            await door.cancelled.wait()
+
+
+async def test_a_call_that_is_cancelled_in_a_write_ends_its_servicer_itself() -> None:
+    writing = asyncio.Event()
+
+    async def answer(request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        yield started(request)
+        writing.set()
+        while True:
+            yield dataclasses.replace(token(0), text="x" * (1 << 19))  # more than a connection takes unread
+
+    door = Door(answer)
+    async with open_door(door) as (address, _), open_channel(address, keepalive_s=1.0) as channel:
+        call = InferenceStub(channel).Generate(pb.GenerateRequest(text="x"))
+        await call.read()
+        await writing.wait()
         call.cancel()
         async with asyncio.timeout(20):
             await door.cancelled.wait()
