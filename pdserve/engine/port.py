@@ -127,7 +127,7 @@ def misfit(row: Row, card: ModelCard, layout: KvLayout) -> RowFailed | None:
     need = layout.blocks_for(row.start + len(row.token_ids))
     if row.start < 0 or len(row.block_table) < need:
         return RowFailed("a block table too short for its positions", want=need, got=len(row.block_table))
-    table = row.block_table[:need]
+    table = row.block_table if len(row.block_table) == need else row.block_table[:need]
     if min(table) < 0 or max(table) >= layout.num_blocks:
         return RowFailed("a block id outside the pool", num_blocks=layout.num_blocks)
     return None

@@ -16,7 +16,7 @@ from pdserve.engine.kv_pool import KvPool
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_folder import ModelFolder
 from pdserve.engine.models.decoder import StepInputs
-from pdserve.engine.native.attention import NativeAttention, fits
+from pdserve.engine.native.attention import NativeSteps, fits
 from pdserve.engine.numerics import Precision, choose_precision, describe
 from pdserve.engine.parallel.team import ALONE, Team
 from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, misfit
@@ -88,6 +88,9 @@ class TorchRunner:
         self.whole_layout = replace(layout, num_blocks=num_blocks)
         self._layout = team.shard.kv_part(layout.kv_heads).layout(self.whole_layout)
         self._pool = KvPool(self._layout, precision.kv, make_memory)
+        self._native: NativeSteps | None = None
+        if precision.kernels is not None and fits(self._heads, self._pool):
+            self._native = NativeSteps(precision.kernels, self._pool, self._heads)
         trim_heap()
         self._card = folder.card(describe(precision, self._num_threads), deterministic=deterministic)
         if tiles is not None:
@@ -219,9 +222,8 @@ class TorchRunner:
             return self._model.forward(step)
 
     def _attention(self, spans: list[Span], num_rows: int) -> StepAttention:
-        kernels = self._precision.kernels
-        if kernels is not None and fits(self._heads, self._pool):
-            return NativeAttention(kernels, self._pool, spans, self._heads)
+        if self._native is not None:
+            return self._native.of(spans)
         if self._card.deterministic:
             return TiledAttention(self._pool, spans, self._heads, num_rows)
         return BatchedAttention(self._pool, spans, self._heads, self._precision.compute, num_rows)

@@ -25,6 +25,7 @@ _MAX_ROWS = 128
 _MAX_DIM = 256
 # Of a chunk's task: packing keys and values costs as much as a few rows do.
 _TASK_ROWS = 96
+_POSITION, _END = 2, 5  # of a task's numbers: its first token's position, and where the keys that it sees end
 
 
 class _Step(ctypes.Structure):
@@ -55,6 +56,22 @@ def fits(heads: Heads, pool: KvPool) -> bool:
     )
 
 
+class NativeSteps:
+    """Makes the attention of steps. Sizes must fit. Engine owner only."""
+
+    def __init__(self, kernels: Kernels, pool: KvPool, heads: Heads) -> None:
+        self._kernels = kernels
+        self._pool = pool
+        self._heads = heads
+        self._last: NativeAttention | None = None
+
+    def of(self, spans: Sequence[Span]) -> NativeAttention:
+        """Of one step. What was made for the step before can't be used any longer."""
+        if self._last is None or not self._last.advance(spans):
+            self._last = NativeAttention(self._kernels, self._pool, spans, self._heads)
+        return self._last
+
+
 class NativeAttention:
     """See `StepAttention`. Sizes must fit."""
 
@@ -64,10 +81,17 @@ class NativeAttention:
         size = layout.block_size
         self._call = kernels.functions.pd_attend
         self._heads = heads
-        self._plans = {window: _Plan(spans, heads, window, size) for window in heads.kinds}
-        blocks = [span.blocks(size) for span in spans]
-        pool.prepare([block for table in blocks for block in table])
-        self._tables = _numbers([block for table in blocks for block in table], np.int32)
+        self._spans = spans
+        self._kv_pool = pool
+        # Room for the blocks of a row's last span: until another one begins, its table lies where it is.
+        self._tables_at = [0, *accumulate(-(-span.end // _SPAN_KEYS) * _per_span(size) for span in spans)]
+        self._plans = {window: _Plan(spans, self._tables_at, heads, window) for window in heads.kinds}
+        tables = np.zeros(self._tables_at[-1], np.int32)
+        for span, begin in zip(spans, self._tables_at, strict=False):
+            blocks = span.blocks(size)
+            pool.prepare(blocks)
+            tables[begin : begin + len(blocks)] = blocks
+        self._tables = torch.from_numpy(tables)
         self._slots = _numbers(
             [
                 span.block_table[position // size] * size + position % size
@@ -101,6 +125,36 @@ class NativeAttention:
         )
         self._step_at = ctypes.addressof(self._step)
 
+    def advance(self, spans: Sequence[Span]) -> bool:
+        """Become the attention of the step that follows. False, and nothing has changed: it is another kind of step.
+
+        It follows if all are the single tokens behind those of before, in tables that are the same lists (which only
+        grow), and none begins another span.
+        """
+        if len(spans) != len(self._spans) or self._heads.kinds != [0]:
+            return False
+        for span, before in zip(spans, self._spans, strict=True):
+            if (
+                span.block_table is not before.block_table
+                or span.length != 1
+                or before.length != 1
+                or span.start != before.start + 1
+                or span.start % _SPAN_KEYS == 0
+            ):
+                return False
+        self._spans = spans
+        self._plans[0].advance()
+        self._slots.add_(1)
+        size = self._kv_pool.layout.block_size
+        for row, span in enumerate(spans):
+            if span.start % size == 0:
+                index = span.start // size
+                block_id = span.block_table[index]
+                self._kv_pool.prepare((block_id,))
+                self._tables[self._tables_at[row] + index] = block_id
+                self._slots[row] = block_id * size
+        return True
+
     def attend(self, layer: int, projected: Tensor, turn: Turn) -> Tensor:
         """In the kernels' activations; the projection is left as it is."""
         window = self._heads.window(layer)
@@ -128,8 +182,8 @@ class NativeAttention:
 class _Plan:
     """The tasks of all layers with one window: the largest first, so that no thread ends long after the others."""
 
-    def __init__(self, spans: Sequence[Span], heads: Heads, window: int, block_size: int) -> None:
-        tables = [0, *accumulate(len(span.blocks(block_size)) for span in spans)]
+    def __init__(self, spans: Sequence[Span], tables: Sequence[int], heads: Heads, window: int) -> None:
+        """tables: where in the step's table each row's begins."""
         tasks: list[tuple[int, ...]] = []
         merges: list[tuple[int, ...]] = []
         num_tokens = max(1, _TASK_ROWS // heads.group_size)
@@ -155,8 +209,21 @@ class _Plan:
         tasks.sort(key=_work, reverse=True)
         self._tasks = _numbers(tasks, np.int64)
         self._merges = _numbers(merges, np.int64)
+        # What a step further adds: to each position, and to the last key of the spans that end there.
+        self._further = torch.zeros_like(self._tasks)
+        self._further[:, _POSITION] = 1
+        self._further[:, _END] = self._tasks[:, _END] == self._tasks[:, _POSITION] + 1
         self.tasks_at, self.num_tasks = self._tasks.data_ptr(), len(tasks)
         self.merges_at, self.num_merges = self._merges.data_ptr(), len(merges)
+
+    def advance(self) -> None:
+        """Single tokens only: each one position further."""
+        self._tasks.add_(self._further)
+
+
+def _per_span(block_size: int) -> int:
+    """Blocks that hold the keys of a span, wherever it begins."""
+    return -(-_SPAN_KEYS // block_size)
 
 
 def _work(task: tuple[int, ...]) -> int:
