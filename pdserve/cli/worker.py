@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
 
 from pdserve.cli.settings import WORKER, add_settings, read_settings
 from pdserve.messages import Role
+from pdserve.openmp import wait_briefly
 from pdserve.service.settings import ConfigError
 
 DESCRIPTION = """\
@@ -32,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "no model: give --model an alias (see `pdserve fetch`), a Hugging Face folder or a .gguf file"
         )
+    wait_briefly(os.environ)  # before torch comes in with the next lines
     from pdserve.cli.progress_bar import ProgressBar
     from pdserve.cli.roles import ROLES
     from pdserve.node.process import run_worker
