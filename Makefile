@@ -22,7 +22,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-kernels test-http-clients test-nccl simulate tapes fuzz soak check format lint proto bench-engine bench-peers bench-codec \
+.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-kernels test-http-clients test-nccl simulate tapes fuzz soak check format lint proto bench bench-engine bench-peers bench-serving bench-codec \
 	lines clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -91,12 +91,18 @@ fuzz: $(VENV)/.installed-fuzz ## mutate what every decoder reads, for FUZZ_SECON
 soak: $(VENV)/.installed-dev ## 30 minutes of everything at once: kills, stops, role changes; each text must be right
 	@$(PY) -m tests.soak $(SOAK_ARGS)
 
+bench: $(VENV)/.installed-dev ## all that compare in turns, in less than 20 minutes; peers that are installed take part
+	@$(PY) -m benchmarks $(BENCH_ARGS)
+
 bench-engine: $(VENV)/.installed-dev ## prefill and decode speed beside transformers
 	@GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m benchmarks.engine $(BENCH_ARGS)
 
-bench-peers: $(VENV)/.installed-dev ## prefill and decode speed beside OpenVINO GenAI and llama.cpp, installed under build/peers
-	@for name in openvino llama.cpp; do test -d build/peers/$$name || $(PY) -m benchmarks.peers --install $$name || exit; done
+bench-peers: $(VENV)/.installed-dev ## beside OpenVINO GenAI, llama.cpp and vLLM, installed under build/peers (4 GB, by pip)
+	@for name in openvino llama.cpp vllm; do test -d build/peers/$$name || $(PY) -m benchmarks.peers --install $$name || exit; done
 	@GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m benchmarks.peers $(BENCH_ARGS)
+
+bench-serving: $(VENV)/.installed-dev ## what clients get of 1P+1D, of one aggregated worker, and of vLLM if it is installed
+	@$(PY) -m benchmarks.serving $(BENCH_ARGS)
 
 bench-codec: $(VENV)/.installed-dev ## what messages between processes cost in Python
 	@$(PY) -m benchmarks.codec
