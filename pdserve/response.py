@@ -81,6 +81,12 @@ class Timings:
     itl_p99_ms: float = 0.0
     total_ms: float = 0.0
 
+    @property
+    def ttft_parts_ms(self) -> dict[str, float]:
+        """What ttft_ms is the sum of, in order."""
+        names = ("queue", "reserve", "dispatch", "prefill_queue", "prefill", "relay", "rest")
+        return {name: getattr(self, f"{name}_ms") for name in names}
+
 
 @dataclass(frozen=True, slots=True)
 class Energy:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pdserve.block_messages import BlockCounts
 from pdserve.figures import NOTHING_COUNTED, NotNegative, RouterFigures
+from pdserve.response import Timings
 from pdserve.rpc.codec import compile_converter
 from pdserve.rpc.v1 import admin_pb2
 from pdserve.rpc.v1 import inference_pb2 as pb
@@ -100,13 +101,17 @@ class CandidateStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementStatus:
-    """Where one attempt went; attempt 0: it waits, and why. age_s: since it was placed, or since it began to wait."""
+    """Where one attempt went; attempt 0: it waits, and why. age_s: since it was placed, or since it began to wait.
+
+    timings  of the first token, if this attempt gave it: the parts of TTFT alone
+    """
 
     request_id: str
     choice: int
     attempt: int
     age_s: float
     candidates: tuple[CandidateStatus, ...]
+    timings: Timings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -239,7 +239,10 @@ class ChoiceRun:
         if place is not None:
             self.traced.append(attempt)
         choice.pair = prefill, decode = attempt.pair
-        self.explained = Explained(self._asked.user, attempt.name, parts.clock.now_s(), placement.explain)
+        times = choice.times, attempt.times
+        self.explained = Explained(
+            self._asked.user, attempt.name, parts.clock.now_s(), placement.explain, times
+        )
         parts.explanations.append(self.explained)
         log.debug(
             "attempt.begun", handle=attempt.handle, **attempt.name.logged, prefill=prefill, decode=decode

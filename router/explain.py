@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pdserve.ids import AttemptName
+from pdserve.request import Timings
 from router.scoring import Cost
+from router.timings import AttemptTimes, ChoiceTimes
 
 NUM_KEPT = 64
 
@@ -40,12 +42,19 @@ CHOSEN = "chosen"
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One placement. user: whose; placed_s: the router's clock."""
+    """One placement. user: whose; placed_s: the router's clock; times: of the choice, and of this attempt at it."""
 
     user: str
     name: AttemptName
     placed_s: float
     verdicts: tuple[Verdict, ...]
+    times: tuple[ChoiceTimes, AttemptTimes]
+
+    @property
+    def timings(self) -> Timings | None:
+        """Of the choice's first token, if this attempt gave it."""
+        of_choice, of_attempt = self.times
+        return of_choice.of_first_token(of_attempt)
 
     def lines(self) -> list[str]:
         """For logs."""

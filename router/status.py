@@ -100,12 +100,12 @@ def read_placements(
     user  whose; None = all
     """
     placed = [
-        (each.name, each.name.attempt, each.placed_s, each.verdicts)
+        (each.name, each.name.attempt, each.placed_s, each.verdicts, each.timings)
         for each in explanations
         if user is None or each.user == user
     ]
     tickets = [ticket for ticket in admission.waiting if user is None or ticket.user == user]
-    waiting = [(each.name, 0, each.submitted_s, each.why_waiting) for each in tickets[:NUM_KEPT]]
+    waiting = [(each.name, 0, each.submitted_s, each.why_waiting, None) for each in tickets[:NUM_KEPT]]
     return tuple(
         PlacementStatus(
             request_id=name.request_id,
@@ -113,8 +113,9 @@ def read_placements(
             attempt=attempt,
             age_s=now_s - since_s,
             candidates=_candidates(verdicts),
+            timings=timings,
         )
-        for name, attempt, since_s, verdicts in (*placed, *waiting)
+        for name, attempt, since_s, verdicts, timings in (*placed, *waiting)
     )
 
 

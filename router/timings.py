@@ -112,6 +112,12 @@ class ChoiceTimes:
         """Between two tokens; None = there were no two."""
         return sum(self._gaps_s) / len(self._gaps_s) if self._gaps_s else None
 
+    def of_first_token(self, attempt: AttemptTimes) -> Timings | None:
+        """What its time went into, if this attempt gave it and it is on its way to the client. Takes no time itself."""
+        if self.first_attempt is not attempt or self.first_written_s is None:
+            return None
+        return Timings(**{f"{name}_ms": value * 1e3 for name, value in self._ttft_parts().items()})
+
     def timings(self, now_s: float) -> Timings:
         """All of them, in milliseconds."""
         ms = self._ttft_parts()

@@ -119,11 +119,25 @@ function showWorkers(status) {
   }));
 }
 
+function parts(timings) { // a bar and the same in words
+  const box = make("div", undefined, "ttft"), bar = make("div", undefined, "bar");
+  const known = PARTS.map((name) => [name, Math.max(0, timings[`${name}_ms`])]);
+  const total = known.reduce((sum, part) => sum + part[1], 0) || 1;
+  for (const [name, value] of known) {
+    const part = make("span", undefined, name);
+    part.style.width = `${100 * value / total}%`;
+    bar.append(part);
+  }
+  bar.setAttribute("aria-hidden", "true");
+  const told = known.map(([name, value]) => `${name.replace("_", " ")} ${value.toFixed(1)}`).join(" + ");
+  box.append(bar, make("span", `first token: ${told} = ${timings.ttft_ms.toFixed(1)} ms`, "counts"));
+  return box;
+}
 function showRequests(status) {
   const last = status.placements.slice(-SHOWN_REQUESTS).reverse();
   at("no-requests").hidden = last.length > 0;
   const name = (each) => `${each.request_id}/${each.choice}/${each.attempt}`;
-  const fresh = last.map((each) => name(each) + (each.attempt ? "" : each.age_s)).join(" ");
+  const fresh = last.map((each) => name(each) + (each.attempt ? !!each.timings : each.age_s)).join(" ");
   if (fresh === shown) return; // else whoever reads one would lose the place
   shown = fresh;
   const open = new Set([...at("requests").querySelectorAll("details[open]")].map((each) => each.dataset.name));
@@ -135,7 +149,10 @@ function showRequests(status) {
     box.open = open.has(box.dataset.name);
     const chosen = each.candidates.find((candidate) => candidate.chosen);
     const where = chosen ? (chosen.prefill_worker ? `${chosen.prefill_worker} → ` : "") + chosen.decode_worker : "waits";
-    box.append(make("summary", `${each.request_id}: ${where}` + (each.attempt > 1 ? `, attempt ${each.attempt}` : "")));
+    const attempt = each.attempt > 1 ? `, attempt ${each.attempt}` : "";
+    const first = each.timings ? `, first token after ${each.timings.ttft_ms.toFixed(1)} ms` : "";
+    box.append(make("summary", `${each.request_id}: ${where}${attempt}${first}`));
+    if (each.timings) box.append(parts(each.timings));
     const table = make("table"), body = make("tbody");
     body.append(...each.candidates.map((candidate) => row([
       (candidate.prefill_worker ? `${candidate.prefill_worker} → ` : "") + candidate.decode_worker,

@@ -12,6 +12,7 @@ from pdserve.cli.cluster_tables import BLOCK_STATES, headline, pairs_table, scal
 from pdserve.cli.target import add_target, open_client
 
 if TYPE_CHECKING:
+    from pdserve.response import Timings
     from pdserve.status import ClusterStatus, PlacementStatus, WorkerStatus
 
 DESCRIPTION = """\
@@ -113,7 +114,13 @@ def placement_to_json(placement: PlacementStatus) -> dict[str, Any]:
             }
             for each in placement.candidates
         ],
+        "ttft_ms": None if placement.timings is None else _rounded(placement.timings),
     }
+
+
+def _rounded(timings: Timings) -> dict[str, float]:
+    told = {"total": timings.ttft_ms, **timings.ttft_parts_ms}
+    return {name: round(ms, 3) for name, ms in told.items()}
 
 
 def explain_lines(status: ClusterStatus) -> list[str]:
@@ -129,6 +136,9 @@ def explain_lines(status: ClusterStatus) -> list[str]:
             lines.append(
                 f"  {'*' if candidate.chosen else ' '} {pair}: {total}: {candidate.reason or 'chosen'}"
             )
+        if each.timings is not None:
+            parts = " + ".join(f"{name} {ms:.1f}" for name, ms in each.timings.ttft_parts_ms.items() if ms)
+            lines.append(f"  first token after {each.timings.ttft_ms:.1f} ms = {parts}")
     return lines if status.placements else ["no placements yet"]
 
 

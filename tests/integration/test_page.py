@@ -15,7 +15,7 @@ import pytest
 from http_door.page.serving import shows_page
 from pdserve.block_messages import BlockCounts
 from pdserve.errors import Unauthenticated
-from pdserve.request import Event, GenerateRequest
+from pdserve.request import Event, GenerateRequest, Timings
 from pdserve.service.config import load
 from pdserve.status import (
     CandidateStatus,
@@ -52,8 +52,13 @@ def candidate(decode: str, reason: str, ms: float) -> CandidateStatus:
     )
 
 
+TIMINGS = Timings(
+    ttft_ms=127.5, queue_ms=2.0, reserve_ms=1.5, dispatch_ms=0.5, prefill_queue_ms=20.0, prefill_ms=100.0, relay_ms=0.5,
+    rest_ms=3.0,
+)  # fmt: skip
+PARTS = "queue 2.0 + reserve 1.5 + dispatch 0.5 + prefill queue 20.0 + prefill 100.0 + relay 0.5 + rest 3.0 = 127.5 ms"
 PLACED = PlacementStatus(
-    request_id="req-1", choice=0, attempt=1, age_s=1.0,
+    request_id="req-1", choice=0, attempt=1, age_s=1.0, timings=TIMINGS,
     candidates=(
         candidate("d0", "chosen", 1.5),
         candidate("d1", "costs more", 9.5),
@@ -82,8 +87,11 @@ async def test_the_page_shows_the_cluster_and_a_worker_that_is_gone(tmp_path: Pa
     async with opened(backend) as door, browsing(f"http://{door.address}/", tmp_path) as page:
         await page.until(f"{TEXT}.includes('3 workers')")
         told = await page.value(TEXT)
-        for wanted in ("router-7", "d1<b>", "3 of 64", "4,321", "p0 → d0: up over stream", "req-1: p0 → d0"):
+        for wanted in ("router-7", "d1<b>", "3 of 64", "4,321", "p0 → d0: up over stream"):
             assert wanted in told
+        assert "req-1: p0 → d0, first token after 127.5 ms" in told, (
+            "of everyone's requests, not only the page's own"
+        )
         assert "blocks: free 5, granted 1, owned 2, cached 3, quarantined 0" in told
         now[0] = replace(STATUS, workers=STATUS.workers[:2], pairs=())
         await page.until(f"/d1<b>\\s+decode\\s+gone for \\d+ s/.test({TEXT})")
@@ -107,7 +115,8 @@ async def test_the_page_by_keyboard_alone(tmp_path: Path) -> None:
             if reached[-1] == "summary":
                 await page.press("Enter", 13, "\r")
                 assert await page.value("document.querySelector('details').open")
-                assert "costs more" in await page.value(TEXT)
+                told = await page.value(TEXT)
+                assert "costs more" in told and PARTS in told
             if reached[-1] == "text":
                 break
         assert reached == ["a", "div", "summary", "said", "text"]

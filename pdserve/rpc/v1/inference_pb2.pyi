@@ -1291,6 +1291,7 @@ class Placement(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     choice: _builtins.int
     attempt: _builtins.int
@@ -1299,6 +1300,10 @@ class Placement(_message.Message):
     """since it was placed, or since it began to wait"""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
+    @_builtins.property
+    def timings(self) -> Global___Timings:
+        """ttft_ms and its parts alone, once this attempt has given the first token"""
+
     def __init__(
         self,
         *,
@@ -1307,10 +1312,11 @@ class Placement(_message.Message):
         attempt: _builtins.int = ...,
         age_s: _builtins.float = ...,
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
+        timings: Global___Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "candidates", b"candidates", "choice", b"choice", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "candidates", b"candidates", "choice", b"choice", "request_id", b"request_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

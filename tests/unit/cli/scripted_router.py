@@ -193,7 +193,8 @@ def _placements() -> list[pb.Placement]:
     won = pb.Candidate(prefill_worker="prefill-0", decode_worker="decode-0", chosen=True, cost=cost)
     fell = pb.Candidate(decode_worker="decode-0", reason="[slower] than a prefill worker", cost=cost)
     no = pb.Candidate(prefill_worker="prefill-1", decode_worker="decode-0", reason="no credit of prefill-1")
+    timings = pb.Timings(ttft_ms=127.5, queue_ms=20.25, prefill_ms=107.25)
     return [
-        pb.Placement(request_id="r1", attempt=1, age_s=1.25, candidates=[won, fell]),
+        pb.Placement(request_id="r1", attempt=1, age_s=1.25, candidates=[won, fell], timings=timings),
         pb.Placement(request_id="r2", choice=1, attempt=0, age_s=0.5, candidates=[no]),
     ]

@@ -135,11 +135,14 @@ def test_status_explains_placements(router: ScriptedRouter, capsys: pytest.Captu
         "alone > decode-0: 42.5 = queue 2.5 + prefill 40.0: [slower] than a prefill worker",
         "r2 choice 1, waits, 0.5 s ago",
         "prefill-1 > decode-0: –: no credit of prefill-1",
+        "first token after 127.5 ms = queue 20.2 + prefill 107.2",
     ):
         assert wanted in said
     assert main(["status", "--target", router.target, "--explain", "--json"], {}) == 0
     first, second = json.loads(capsys.readouterr().out)["placements"]
     assert first["candidates"][0]["cost_ms"] == {"queue": 2.5, "prefill": 40.0}
+    assert first["ttft_ms"]["total"] == 127.5 and first["ttft_ms"]["prefill"] == 107.25
+    assert second["ttft_ms"] is None
     assert second["attempt"] == 0 and not second["candidates"][0]["cost_ms"]
 
 

@@ -41,6 +41,26 @@ async def test_what_the_prefill_worker_says_is_its_part_and_the_rest_is_the_way(
 
 
 @virtual
+async def test_the_status_tells_the_parts_of_everyone_s_first_token_while_the_request_runs() -> None:
+    async with Cluster() as cluster:
+        p, d = await cluster.pair()
+        client, start, prefill = await until_prefill(cluster, p, d, max_tokens=2)
+        assert cluster.app.status(explain=True).placements[-1].timings is None
+        await cluster.settle(0.5)
+        p.first(prefill, A, queue_s=0.2, prefill_s=0.3)
+        d.started(start, A, transfer_exposed_s=0.01, commit_s=0.002)
+        await cluster.settle()
+        told = cluster.app.status(explain=True).placements[-1].timings
+        assert told is not None
+        check_sum(told)
+        d.tokens(start, 6, B)
+        d.finished(start, 7)
+        timings = (await client.end()).finished().timings
+        assert told.ttft_parts_ms == pytest.approx(timings.ttft_parts_ms)
+        assert [told.ttft_ms, told.total_ms] == pytest.approx([timings.ttft_ms, 0.0])
+
+
+@virtual
 async def test_time_between_a_request_s_arrival_and_its_reading_counts_as_queueing() -> None:
     async with Cluster() as cluster:
         p, d = await cluster.pair()
