@@ -111,7 +111,10 @@ class OneOf(Generic[T]):
         if name is None:
             return None
         converter, beside = self._by_field[name]
-        return converter.read(getattr(msg, name), **{each: getattr(msg, each) for each in beside})
+        inner = getattr(msg, name)
+        if not beside:
+            return converter.read(inner)
+        return converter.read(inner, **{each: getattr(msg, each) for each in beside})
 
 
 class Numbers(Generic[T]):
@@ -260,7 +263,9 @@ class _Source:
         if form is _PLAIN:
             return _Form(read="tuple({0})")
         write, read = form.write.format("each"), form.read.format("each")
-        return _Form(f"[{write} for each in {{0}}]", f"tuple([{read} for each in {{0}}])")
+        # Most are empty, and a loop that has nothing to do takes time as well.
+        write, read = f"[{write} for each in {{0}}]", f"tuple([{read} for each in {{0}}])"
+        return _Form(f"({write} if {{0}} else ())", f"({read} if {{0}} else ())")
 
     def _calls(self, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> _Form:
         return _Form(f"{self.name(write)}({{0}})", f"{self.name(read)}({{0}})")
