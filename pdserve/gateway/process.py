@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
@@ -36,6 +37,7 @@ def serve(config: Config, targets: Sequence[str], tls: ClientTls | None) -> int:
     tls  towards the routers; None = without
     """
     share_one_heap()
+    gc.freeze()  # what was imported: else each look for cycles walks it
     return uvloop.run(run_gateway(config, targets, tls))
 
 
