@@ -1,4 +1,4 @@
-"""One device by CUDA's driver API: what libnccl.py and cuda_ipc_driver.py need of it, and nothing of torch."""
+"""One device by CUDA's driver API: what NCCL, CUDA IPC and staging need of it, and nothing of torch."""
 
 from __future__ import annotations
 
@@ -91,6 +91,22 @@ class CudaDriver:
             raise _failed(self._lib, "cuEventQuery", result)
         self.call("cuEventDestroy_v2", self._events.pop(event))
         return True
+
+    def pin(self, num_bytes: int) -> int:
+        """Where so much memory of the host begins that copies needn't wait for; it stays for the process's life."""
+        address = ctypes.c_void_p()
+        self.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(num_bytes), ctypes.c_uint(0))
+        return address.value or 0
+
+    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """Begin it, between memory of any kind that CUDA knows."""
+        self.call(
+            "cuMemcpyAsync",
+            ctypes.c_uint64(target),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(num_bytes),
+            ctypes.c_void_p(stream),
+        )
 
     def blank(self, num_bytes: int) -> int:
         assert num_bytes <= MAX_PIECE_BYTES

@@ -4,8 +4,7 @@
     P  exported                             RELEASING until RELEASED, or the end of the link
 
 Whatever ends a lease or a link, a copy that was begun goes on: D's blocks stay QUARANTINED, and P's pool mapped, until
-the event behind it is over. If that takes lease_s, or the device has failed, nobody knows what may still be written:
-the process must end.
+the event behind it is over (device_copies.py).
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from kv_transfer.transports.cuda_ipc_port import CUDA_IPC, CudaIpc
+from kv_transfer.transports.device_copies import DeviceCopies
 from kv_transfer.transports.port import RemoteRead
 from pdserve.clock import Clock
-from pdserve.errors import InvariantViolated, WorkerLost
-
-_POLL_LEAST_S, _POLL_MOST_S = 0.00005, 0.01
-_POLL_SHARE = 0.25  # of what it has taken so far, whatever is waited for
+from pdserve.errors import InvariantViolated
 
 Send = Callable[[bytes], None]
 
@@ -36,16 +33,6 @@ class _Mapped:
     num_pending: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Copying:
-    """One `read`."""
-
-    event: int
-    began_s: float
-    mapped: _Mapped
-    told: Callable[[], None]
-
-
 class IpcDevice:
     """All pools that one worker has mapped, and the copies from them. Transfer owner only.
 
@@ -55,17 +42,13 @@ class IpcDevice:
     def __init__(self, ipc: CudaIpc, *, clock: Clock, lease_s: float) -> None:
         self.handle = ipc.export()
         self._ipc = ipc
-        self._clock = clock
-        self._lease_s = lease_s
         self._mapped: dict[bytes, _Mapped] = {}
-        self._copying: deque[_Copying] = deque()  # in the stream's order
-        self._looked_s = clock.now_s()
-        self._failed: WorkerLost | None = None
+        self._copies = DeviceCopies(ipc, "a copy from another worker's pool", clock=clock, lease_s=lease_s)
 
     @property
     def num_pending_reads(self) -> int:
         """Any thread."""
-        return len(self._copying)
+        return self._copies.num_pending
 
     @property
     def num_mapped(self) -> int:
@@ -91,53 +74,17 @@ class IpcDevice:
 
     def read(self, mapped: _Mapped, reads: Sequence[RemoteRead], told: Callable[[], None]) -> None:
         """Begin copies; told: called by `poll` when they are over, also after it has raised WorkerLost."""
-        now_s = self._clock.now_s()
-        if not self._copying:
-            self._looked_s = now_s
-        try:
-            self._ipc.copy(mapped.mapping, reads)
-        finally:  # some may have begun before one failed
-            mapped.num_pending += 1
-            self._copying.append(_Copying(self._record(), now_s, mapped, told))
+        mapped.num_pending += 1
+        self._copies.begin(partial(self._ipc.copy, mapped.mapping, reads), partial(self._over, mapped, told))
 
-    def _record(self) -> int:
-        try:
-            return self._ipc.record()
-        except WorkerLost as error:
-            self._failed = error
-            raise
+    def _over(self, mapped: _Mapped, told: Callable[[], None]) -> None:
+        mapped.num_pending -= 1
+        self._unmap_unused(mapped)
+        told()
 
     def poll(self) -> None:
         """See what is done. Raises InvariantViolated when the device can't be trusted with memory any longer."""
-        now_s = self._clock.now_s()
-        if now_s >= self._looked_s + self._lease_s / 2:
-            self._stood_still(now_s)
-        self._looked_s = now_s
-        try:
-            self._end_copies()
-        except WorkerLost as error:
-            self._failed = error
-        if self._failed is not None:
-            raise InvariantViolated(
-                "the device failed at a copy from another worker's pool", said=self._failed
-            )
-        if self._copying and now_s >= self._copying[0].began_s + self._lease_s:
-            raise InvariantViolated(
-                "a copy from another worker's pool doesn't end: the device may still write memory that is in use",
-                waited_s=round(now_s - self._copying[0].began_s, 3),
-            )
-
-    def _end_copies(self) -> None:
-        while self._copying and self._ipc.is_over(self._copying[0].event):
-            copying = self._copying.popleft()
-            copying.mapped.num_pending -= 1
-            self._unmap_unused(copying.mapped)
-            copying.told()
-
-    def _stood_still(self, now_s: float) -> None:
-        """Not the device but this process, stopped and continued: it has seen nothing of the time that passed."""
-        for copying in self._copying:
-            copying.began_s = now_s
+        self._copies.poll()
 
     def _unmap_unused(self, mapped: _Mapped) -> None:
         if mapped.num_users == 0 and mapped.num_pending == 0:
@@ -145,12 +92,7 @@ class IpcDevice:
             self._ipc.close(mapped.mapping)
 
     def next_due_s(self) -> float | None:
-        """A device wakes nobody."""
-        if not self._copying:
-            return None
-        now_s = self._clock.now_s()
-        waited_s = now_s - self._copying[0].began_s
-        return now_s + min(max(waited_s * _POLL_SHARE, _POLL_LEAST_S), _POLL_MOST_S)
+        return self._copies.next_due_s()
 
 
 class IpcSharing:

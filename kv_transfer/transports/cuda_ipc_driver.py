@@ -70,13 +70,7 @@ class DriverIpc:
         self._cuda.enter()
         _base, theirs = self._mapped[mapping]
         for start, into, num_bytes in joined(reads):
-            self._cuda.call(
-                "cuMemcpyAsync",
-                ctypes.c_uint64(self._pool + into),
-                ctypes.c_uint64(theirs + start),
-                ctypes.c_size_t(num_bytes),
-                ctypes.c_void_p(self._copies()),
-            )
+            self._cuda.copy(self._pool + into, theirs + start, num_bytes, self._copies())
 
     def record(self) -> int:
         self._cuda.enter()

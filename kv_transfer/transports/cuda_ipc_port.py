@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from kv_transfer.transports.device_copies import CopyEvents
 from kv_transfer.transports.port import RemoteRead
 
 CUDA_IPC = "cuda_ipc"
 
 
-class CudaIpc(Protocol):
+class CudaIpc(CopyEvents, Protocol):
     """Copies are done in the order in which they were begun, on a stream of their own."""
 
     def export(self) -> bytes:
@@ -34,15 +35,4 @@ class CudaIpc(Protocol):
 
     def copy(self, mapping: int, reads: Sequence[RemoteRead]) -> None:
         """Begin to copy from it into this process's pool."""
-        ...
-
-    def record(self) -> int:
-        """An event behind all copies that were begun."""
-        ...
-
-    def is_over(self, event: int) -> bool:
-        """Whether the device is done with the copies before the event; asked until it is, then no more.
-
-        Raises WorkerLost when the device has failed: then nobody knows what it did.
-        """
         ...

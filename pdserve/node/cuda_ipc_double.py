@@ -1,7 +1,7 @@
 """CUDA IPC without devices, between processes of one host, to try what a cluster does over it: PDSERVE_CUDA_IPC=double.
 
-A pool is a memfd, which others open by way of /proc: its name goes with its process, what is mapped stays. The device
-is a thread that copies whatever the transfer owner does. What CUDA would leave undefined raises InvariantViolated.
+A pool is a memfd, which others open by way of /proc: its name goes with its process, what is mapped stays.
+What CUDA would leave undefined raises InvariantViolated.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 from kv_transfer.transports.port import RemoteRead
 from kv_transfer.transports.remote_reads import joined
 from pdserve.errors import InvalidRequest, InvariantViolated, WorkerLost
 from pdserve.kv_memory import ByteSpan, KvMemory
 from pdserve.memfd import MEMFD, MappedPool
+from pdserve.node.stream_double import CopyDouble, StreamDouble
 
 _INODE = struct.Struct("<Q")
 
@@ -27,13 +26,7 @@ _INODE = struct.Struct("<Q")
 class _Mapped:
     handle: bytes
     pool: MappedPool
-
-
-@dataclass(slots=True, eq=False)
-class _Copies:
-    source: _Mapped
-    reads: list[RemoteRead]
-    over: threading.Event = field(default_factory=threading.Event)
+    copies: list[CopyDouble] = field(default_factory=list)
 
 
 class CudaIpcDouble:
@@ -41,12 +34,9 @@ class CudaIpcDouble:
 
     def __init__(self, memory: KvMemory) -> None:
         self._memory = memory
-        self._num_made = 0
+        self._num_mapped = 0
         self._mapped: dict[int, _Mapped] = {}
-        self._events: dict[int, list[_Copies]] = {}
-        self._on_device: list[_Copies] = []
-        self._stream: SimpleQueue[_Copies] = SimpleQueue()
-        threading.Thread(target=self._run, name="cuda-copies", daemon=True).start()
+        self._stream = StreamDouble("cuda-copies")
 
     def export(self) -> bytes:
         descriptor = self._memory.export(MEMFD)
@@ -70,42 +60,31 @@ class CudaIpcDouble:
             pool = MappedPool(descriptor, num_bytes)
         finally:
             os.close(descriptor)
-        self._mapped[self._next_number()] = _Mapped(handle, pool)
-        return self._num_made
+        self._num_mapped += 1
+        self._mapped[self._num_mapped] = _Mapped(handle, pool)
+        return self._num_mapped
 
     def close(self, mapping: int) -> None:
         found = self._mapped.pop(mapping)
-        if any(copies.source is found and not copies.over.is_set() for copies in self._on_device):
+        if not all(copy.over.is_set() for copy in found.copies):
             raise InvariantViolated("a pool unmapped under a copy")
         found.pool.close()
 
     def copy(self, mapping: int, reads: Sequence[RemoteRead]) -> None:
-        copies = _Copies(self._mapped[mapping], list(joined(reads)))
-        self._on_device = [other for other in self._on_device if not other.over.is_set()]
-        self._on_device.append(copies)
-        self._stream.put(copies)
+        found = self._mapped[mapping]
+        runs = list(joined(reads))
+        found.copies = [copy for copy in found.copies if not copy.over.is_set()]
+        found.copies.append(self._stream.begin(lambda: self._read(found.pool, runs)))
 
     def record(self) -> int:
-        self._events[self._next_number()] = list(self._on_device)
-        return self._num_made
+        return self._stream.record()
 
     def is_over(self, event: int) -> bool:
-        if not all(copies.over.is_set() for copies in self._events[event]):
-            return False
-        del self._events[event]
-        return True
+        return self._stream.is_over(event)
 
-    def _next_number(self) -> int:
-        self._num_made += 1
-        return self._num_made
-
-    def _run(self) -> None:
-        """What a device does with its stream of copies."""
-        while True:
-            copies = self._stream.get()
-            for read in copies.reads:
-                self._copy(copies.source.pool, *read)
-            copies.over.set()
+    def _read(self, pool: MappedPool, runs: list[RemoteRead]) -> None:
+        for run in runs:
+            self._copy(pool, *run)
 
     def _copy(self, pool: MappedPool, start: int, into: int, num_bytes: int) -> None:
         source = pool.address(ByteSpan(start, num_bytes))
