@@ -40,10 +40,12 @@ class IntakePort(Protocol):
     @property
     def reads_itself(self) -> bool: ...
     @property
-    def can_divert(self) -> bool: ...
+    def is_posted(self) -> bool: ...
+    @property
+    def pull_room(self) -> int: ...
     def send(self, frame: Frame) -> None: ...
     def post_receive(self, tag: int, into: ByteSpan) -> None: ...
-    def divert(self) -> None: ...
+    def divert(self, tag: int) -> bool: ...
     def read_remote(self, tag: int, reads: list[RemoteRead]) -> bool: ...
 
 
@@ -81,7 +83,7 @@ class Intake:
         self._asked: dict[int, _Asked] = {}
         self._asked_bytes = 0
         self._next_tag = 1
-        self._arriving: int | None = None
+        self._arriving: set[int] = set()
         self._grown: dict[int, ReceiveLease] = {}
         self._quarantined: dict[int, int] = {}
         self._orphans: dict[int, int] = {}
@@ -103,7 +105,9 @@ class Intake:
     @property
     def has_work(self) -> bool:
         """Whether a turn could do something now."""
-        return bool(self._released or self._grown) or (bool(self._rotation) and self._has_room())
+        if self._released or self._grown:
+            return True
+        return bool(self._rotation) and self._has_room() and self._port.pull_room > 0
 
     def turn(self) -> list[ReceiveLease]:
         """Ask for all that the window allows; or, where D reads itself, read about what one piece may hold.
@@ -118,8 +122,8 @@ class Intake:
     def _pull(self) -> None:
         now_s = self._clock.now_s()
         asked: dict[int, list[PulledPiece]] = {}
-        num_asked = 0
-        while num_asked < MAX_PULLED_PIECES and (found := self._next(1)) is not None:
+        num_asked, room = 0, min(MAX_PULLED_PIECES, self._port.pull_room)
+        while num_asked < room and (found := self._next(1)) is not None:
             lease, pieces_found = found
             block, offset, num_bytes = self.pieces.span(pieces_found.start)
             tag = self._ask(lease, pieces_found, num_bytes, now_s)
@@ -127,7 +131,7 @@ class Intake:
             asked.setdefault(lease.lease_id, []).append(pulled)
             num_asked += 1
         for lease_id, pieces in asked.items():
-            if not self._port.can_divert:
+            if self._port.is_posted:
                 for pulled in pieces:
                     self._port.post_receive(pulled.tag, self._into(self._asked[pulled.tag]))
             self._port.send(Pull(lease_id, tuple(pieces)))
@@ -226,23 +230,22 @@ class Intake:
         """Where the payload of this DATA goes; None if nobody waits for it. Raises InvalidRequest on a wrong size."""
         asked = self._asked.get(data.tag)
         if asked is None or asked.lease.lease_id != data.lease_id:
-            self._arriving = None
             if num_bytes > self.pieces.largest:
                 raise _wrong_size(want=self.pieces.largest, got=num_bytes)
             return None
         if asked.num_bytes != num_bytes:
             raise _wrong_size(want=asked.num_bytes, got=num_bytes)
-        self._arriving = data.tag
+        self._arriving.add(data.tag)
         return self._into(asked)
 
     def on_data(self, data: Data) -> ReceiveLease | KvCorrupt | None:
         """A payload is complete. returns: its lease; the error that ends it; None if nobody waited for it."""
-        if self._arriving != data.tag:
+        if data.tag not in self._arriving:
             return None
-        self._arriving = None
+        self._arriving.remove(data.tag)
         asked = self._forget(data.tag)
         kind = self._port.checksum
-        if kind is None or self._pool.checksum(kind, self._into(asked)) == data.checksum:
+        if kind is None or self._pool.checksum(kind, self._into(asked)) in (None, data.checksum):
             return self._written(asked, self._clock.now_s())
         lease, piece = asked.lease, asked.pieces.start
         count(self._metrics.corrupt, self._port.peer.id)
@@ -268,7 +271,7 @@ class Intake:
         return tag in self._orphans
 
     def on_done(self, tag: int) -> ReceiveLease | None:
-        """A read is done, or a posted receive is over; None if its lease has ended meanwhile."""
+        """A read is done, or what couldn't be diverted is over; None if its lease has ended meanwhile."""
         lease_id = self._orphans.pop(tag, None)
         if lease_id is None:
             return self._written(self._forget(tag), self._clock.now_s())
@@ -327,12 +330,10 @@ class Intake:
             lease.is_in_rotation = False
         for tag in [tag for tag, asked in self._asked.items() if asked.lease is lease]:
             self._forget(tag)
-            if not self._port.can_divert:
+            self._arriving.discard(tag)
+            if not self._port.divert(tag):
                 self._orphans[tag] = lease.lease_id
                 self._quarantined[lease.lease_id] = self._quarantined.get(lease.lease_id, 0) + 1
-            elif self._arriving == tag:
-                self._port.divert()
-                self._arriving = None
         return lease.lease_id in self._quarantined
 
     def take_released(self) -> list[int]:

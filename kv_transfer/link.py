@@ -146,8 +146,12 @@ class Link:
         return self._channel.can_detach
 
     @property
-    def can_divert(self) -> bool:
-        return self._channel.can_divert
+    def is_posted(self) -> bool:
+        return self._channel.is_posted
+
+    @property
+    def pull_room(self) -> int:
+        return self._channel.pull_room
 
     @property
     def num_unsent_pieces(self) -> int:
@@ -199,8 +203,8 @@ class Link:
     def post_receive(self, tag: int, into: ByteSpan) -> None:
         self._channel.post_receive(tag, into)
 
-    def divert(self) -> None:
-        self._channel.divert()
+    def divert(self, tag: int) -> bool:
+        return self._channel.divert(tag)
 
     def read_remote(self, tag: int, reads: list[RemoteRead]) -> bool:
         return self._channel.read_remote(tag, reads)
@@ -438,13 +442,7 @@ class Link:
         if was_up:
             self._metrics.links_lost += 1
         (log.info if self._is_known else log.debug)(
-            "link.down",
-            side=self._handshake.side.value,
-            peer=self.peer_name,
-            address=self._channel.peer,
-            generation=self.generation,
-            was_up=was_up,
-            error=type(error).__name__,
-            reason=str(error),
-        )
+            "link.down", side=self._handshake.side.value, peer=self.peer_name, address=self._channel.peer,
+            generation=self.generation, was_up=was_up, error=type(error).__name__, reason=str(error),
+        )  # fmt: skip
         self._keeper.went_down(self, error)

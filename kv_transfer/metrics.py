@@ -90,6 +90,8 @@ class DeviceCounts(NamedTuple):
     num_freed_communicators: int = 0
     num_mapped_pools: int = 0
     num_pending_reads: int = 0
+    staging_bytes: int = 0
+    num_staging_copies: int = 0
 
 
 def count(by: dict[K, int], key: K) -> None:

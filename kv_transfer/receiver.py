@@ -311,7 +311,7 @@ class Receiver:
                 lease_id=lease.lease_id,
                 waited_s=round(now_s - lease.progress_s, 3),
             )
-            if awaited == "DATA" and not (self._port.can_divert or self._port.reads_itself):
+            if awaited == "DATA" and self._port.is_posted:
                 self._port.end(error)  # a posted receive can only be taken back with its connection
                 return None
             self._fail(lease, error)

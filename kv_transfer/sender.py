@@ -72,7 +72,7 @@ class SendPort(Protocol):
     @property
     def can_detach(self) -> bool: ...
     @property
-    def can_divert(self) -> bool: ...
+    def is_posted(self) -> bool: ...
     @property
     def can_send_piece(self) -> bool: ...
     @property
@@ -217,7 +217,7 @@ class Sender:
         lease = self.leases.get(pull.lease_id)
         if lease is None or lease.state is SendState.RELEASING:
             self._answer_stale(pull.lease_id, Kind.PULL)
-            if not self._port.can_divert:
+            if self._port.is_posted:
                 self._queue(_ghost(pull.lease_id), pull)
             return
         for piece in pull.pieces:
@@ -230,7 +230,7 @@ class Sender:
                     num_bytes=piece.num_bytes,
                     upto=lease.upto,
                 )
-                if not self._port.can_divert:
+                if self._port.is_posted:
                     raise error
                 self._give_up(lease, error)
                 return
@@ -246,7 +246,7 @@ class Sender:
             raise InvalidRequest(
                 "more pulled than any window allows", field="pieces", got=self._num_queued_pulls
             )
-        if not self._port.can_divert:
+        if self._port.is_posted:
             self._rotation.extend([lease] * len(pull.pieces))
         elif not lease.pulls and pull.pieces:
             self._rotation.append(lease)
@@ -305,7 +305,7 @@ class Sender:
         lease = self._rotation.popleft()
         piece = lease.pulls.popleft()
         self._num_queued_pulls -= 1
-        if lease.pulls and self._port.can_divert:
+        if lease.pulls and not self._port.is_posted:
             self._rotation.append(lease)
         self._under_way.append(lease)
         if lease.state is SendState.RELEASING or lease.lease_id not in self.leases:
@@ -314,7 +314,7 @@ class Sender:
         start = lease.block_ids[piece.block - lease.num_skip] * self._block_bytes + piece.offset
         span = ByteSpan(start, piece.num_bytes)
         kind = self._port.checksum
-        checksum = 0 if kind is None else self._pool.checksum(kind, span)
+        checksum = 0 if kind is None else self._pool.checksum(kind, span) or 0
         self._port.send_piece(Data(lease.lease_id, piece.tag, checksum), span)
         lease.sent_bytes += piece.num_bytes
         lease.progress_s = self._clock.now_s()
@@ -357,6 +357,7 @@ class Sender:
     def on_link_end(self, error: PdserveError) -> None:
         """Nothing that hasn't begun is read; every lease is closed, or when the sends under way are over."""
         self._is_link_lost = True
+        self._note_sent()
         for lease in self.leases:
             self._end(lease, lease.error if lease.state is SendState.RELEASING else error)
 
@@ -397,7 +398,7 @@ class Sender:
 
     def _end(self, lease: SendLease, error: PdserveError | None) -> None:
         """Only sends under way, if any, still read its blocks; what is left to send of it is not."""
-        if lease.pulls and self._port.can_divert:
+        if lease.pulls and not self._port.is_posted:
             self._num_queued_pulls -= len(lease.pulls)
             lease.pulls.clear()
             self._rotation.remove(lease)

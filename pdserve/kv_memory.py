@@ -52,8 +52,8 @@ class KvMemory(Protocol):
         """Where the bytes of a span lie in this process, for a copy that takes addresses. Raises as `view`."""
         ...
 
-    def checksum(self, kind: str, span: ByteSpan) -> int:
-        """Checksum of one of `checksums`, in [0, 2**64)."""
+    def checksum(self, kind: str, span: ByteSpan) -> int | None:
+        """Checksum of one of `checksums`, in [0, 2**64); None: where these bytes lie, nobody can compute it."""
         ...
 
     def export(self, transport: str) -> int | None:

@@ -61,8 +61,12 @@ class NcclChannel:
         return self._control.can_detach and not self._member.is_used
 
     @property
-    def can_divert(self) -> bool:
-        return self._control.can_divert and not self._member.is_used
+    def is_posted(self) -> bool:
+        return self._member.is_used
+
+    @property
+    def pull_room(self) -> int:
+        return self._control.pull_room
 
     @property
     def sharing(self) -> Sharing | None:
@@ -133,10 +137,8 @@ class NcclChannel:
         else:
             groups[0].post(tag, into)
 
-    def divert(self) -> None:
-        if self._member.is_used:
-            raise InvariantViolated("what a device receives can't be taken back", peer=self.peer)
-        self._control.divert()
+    def divert(self, tag: int) -> bool:
+        return not self._member.is_used and self._control.divert(tag)
 
     def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
         return self._control.read_remote(tag, reads)

@@ -8,11 +8,11 @@ Three facts say how a channel moves the bytes of a piece between the two memorie
     reads_itself   D reads P's memory (`read_remote`) instead of asking with PULL; READY carries P's block ids
     can_detach     P's blocks are free as soon as P says so: unsent bytes are copied away, a late reader does no harm.
                    Else they stay RELEASING until the sends under way are over, or D has said RELEASED
-    can_divert     D's blocks are free as soon as D says so: the rest of an arriving piece goes elsewhere. Else they are
-                   QUARANTINED until the receive or read under way is over, or dead with its connection
+    is_posted      as over NCCL: D posts a receive for each piece before it asks, P sends each piece that was asked for,
+                   in that order, and both learn by polling what is over
 
-A channel that isn't read and can't divert is "posted", like NCCL: D posts a receive for each piece before it asks,
-P sends each piece that was asked for, in that order, and both learn by polling what is over.
+D's blocks are free as soon as D says so, unless something is being written there that can't be taken back (`divert`):
+then they are QUARANTINED until it is over, or dead with its connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Sink(Protocol):
         ...
 
     def on_done(self, tag: int) -> None:
-        """A `read_remote` is done; or, after the connection's end, a posted receive will no longer be written."""
+        """A `read_remote` is done; or what couldn't be diverted, or was posted on a dead connection, is over."""
         ...
 
     def on_unknown(self, what: str) -> None:
@@ -148,7 +148,7 @@ class Channel(Protocol):
     def can_detach(self) -> bool: ...
 
     @property
-    def can_divert(self) -> bool: ...
+    def is_posted(self) -> bool: ...
 
     @property
     def sharing(self) -> Sharing | None:
@@ -173,6 +173,11 @@ class Channel(Protocol):
     @property
     def can_send_piece(self) -> bool:
         """Whether a piece would go out next, and not queue up."""
+        ...
+
+    @property
+    def pull_room(self) -> int:
+        """How many more pieces D may ask for by PULL now."""
         ...
 
     @property
@@ -208,8 +213,11 @@ class Channel(Protocol):
         """
         ...
 
-    def divert(self) -> None:
-        """Nothing more is written to where `place` said the payload now arriving goes. Only if `can_divert`."""
+    def divert(self, tag: int) -> bool:
+        """D no longer wants the piece asked for under this tag: the rest of its payload goes elsewhere.
+
+        False: what is being written can't be taken back; `on_done(tag)` follows when it is over.
+        """
         ...
 
     def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:

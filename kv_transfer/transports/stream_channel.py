@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kv_transfer.frames import Data
+from kv_transfer.frames import MAX_PULLED_PIECES, Data
 from kv_transfer.framing import HEADER_BYTES, MAX_BODY_BYTES, Header, parse_body, parse_header, unknown_in
 from kv_transfer.transports.memfd_sharing import MemfdSharing
 from kv_transfer.transports.port import RemoteRead, Sharing, Sink
@@ -121,9 +121,8 @@ class StreamChannel:
     def can_detach(self) -> bool:
         return self._takes_back
 
-    @property
-    def can_divert(self) -> bool:
-        return self._takes_back
+    is_posted = False
+    pull_room = MAX_PULLED_PIECES
 
     @property
     def _takes_back(self) -> bool:
@@ -294,9 +293,10 @@ class StreamChannel:
         sink.on_frame(frame, self._data_generation)
         return True
 
-    def divert(self) -> None:
-        if self._rest is not None:
+    def divert(self, tag: int) -> bool:
+        if self._rest is not None and self._data is not None and self._data.tag == tag:
             self._rest = _scratch(len(self._rest))
+        return self._takes_back
 
     def _fill(self) -> bool:
         """One read from the socket; False if there is nothing now."""

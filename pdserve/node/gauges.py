@@ -62,6 +62,8 @@ class WorkerGauges:
         metrics.freed_communicators.set(devices.num_freed_communicators)
         metrics.mapped_pools.set(devices.num_mapped_pools)
         metrics.pending_reads.set(devices.num_pending_reads)
+        metrics.staging_bytes.set(devices.staging_bytes)
+        metrics.staging_copies.set(devices.num_staging_copies)
         metrics.leases.set(transfer.open_leases)
         self._leases.show(transfer.lease_states)
         metrics.kv_bytes.set(transfer.sent_bytes, "sent")

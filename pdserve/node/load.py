@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from kv_transfer.link_facts import STREAM
 from kv_transfer.transports.cuda_ipc_port import CUDA_IPC
 from kv_transfer.transports.nccl_port import NCCL
 from pdserve.clock import Clock, spend_s
@@ -169,10 +170,10 @@ def verify_for_gpu(config: Config) -> None:
             raise Incompatible(
                 f"engine.{name} names a kernel of CPUs, the engine computes on a GPU", **{name: value}
             )
-    if config.worker.role != "both" and not {NCCL, CUDA_IPC} & set(config.transport.kinds):
+    if config.worker.role != "both" and not {NCCL, CUDA_IPC, STREAM} & set(config.transport.kinds):
         raise Incompatible(
-            "the KV pool lies on a GPU, from where links go over nccl or cuda_ipc; add them to transport.kinds, or "
-            "set engine.device=cpu",
+            "the KV pool lies on a GPU, from where links go over nccl, cuda_ipc or stream; add one to transport.kinds, "
+            "or set engine.device=cpu",
             kinds=",".join(config.transport.kinds),
         )
 

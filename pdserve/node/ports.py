@@ -27,9 +27,14 @@ from pdserve.worker.structures import WorkerStructures
 
 @dataclass(frozen=True, slots=True)
 class NetworkEnd:
-    """A worker's place in the links' network; `waiter` where its owner's thread must wait on sockets."""
+    """A worker's place in the links' network.
+
+    memory  the KV pool as its links see it
+    waiter  where its owner's thread must wait on sockets
+    """
 
     network: Network
+    memory: KvMemory
     waiter: Waiter | None = None
 
 

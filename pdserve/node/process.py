@@ -12,7 +12,6 @@ from pathlib import Path
 import structlog
 
 from kv_transfer.transports.libnccl import describe_loaded
-from kv_transfer.transports.nccl import NcclNetwork
 from kv_transfer.transports.stream import StreamNetwork
 from kv_transfer.transports.stream_tls import LinkTls
 from pdserve.children.children import Children
@@ -231,9 +230,10 @@ def _real_ports(
 ) -> WorkerPorts:
     config, loop = setup.config, asyncio.get_running_loop()
     pool = setup.model.runner.pool
-    devices = open_devices(config, pool, clock)
+    devices = open_devices(config, pool, setup.model.runner.layout.block_bytes, clock)
 
-    def network(memory: KvMemory, wake: Callable[[], None]) -> NetworkEnd:
+    def network(pool: KvMemory, wake: Callable[[], None]) -> NetworkEnd:
+        memory = devices.seen(pool)
         stream = StreamNetwork(
             memory=memory,
             kv_listen=config.worker.kv_listen,
@@ -245,8 +245,7 @@ def _real_ports(
             tls=link_tls,
             ipc=devices.ipc,
         )
-        links = stream if devices.nccl is None else NcclNetwork(stream, devices.nccl)
-        return NetworkEnd(links, stream.waiter())
+        return NetworkEnd(devices.over(stream), memory, stream.waiter())
 
     def drive(name: str, waiter: Waiter | None, on_death: OnDeath) -> ThreadDriver:
         return ThreadDriver(waiter or EventWaiter(), name, on_death)

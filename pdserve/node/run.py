@@ -176,8 +176,8 @@ class RoleRun:
         self._core = ports.roles[self.role](parts)
         self._transfer = TransferOwner(
             me=setup.me,
-            facts=link_facts(setup, self._role_generation),
-            pool=runner.pool,
+            facts=link_facts(setup, end.memory, self._role_generation),
+            pool=end.memory,
             layout=runner.layout,
             network=end.network,
             timeouts=config.timeouts,

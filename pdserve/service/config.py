@@ -28,7 +28,8 @@ from pdserve.service.tracing_config import TracingConfig
 from pdserve.wire_version import WIRE_VERSION
 
 # Variables with our prefix that name no key: the model store reads them before there is a configuration, or clients do.
-_OTHER_VARIABLES = ("PDSERVE_CACHE_DIR", "PDSERVE_API_KEY", "PDSERVE_NCCL", "PDSERVE_CUDA_IPC")
+_DOUBLES = ("PDSERVE_NCCL", "PDSERVE_CUDA_IPC", "PDSERVE_STAGING")
+_OTHER_VARIABLES = ("PDSERVE_CACHE_DIR", "PDSERVE_API_KEY", *_DOUBLES)
 
 
 def _routers(texts: tuple[str, ...]) -> str:
@@ -234,6 +235,13 @@ class TransportConfig:
     )
     piece_bytes: int = setting(
         4 << 20, "largest run of bytes sent at once", unit="bytes", least=1 << 12, most=4 << 20
+    )
+
+    staging_bytes: int = setting(
+        128 << 20,
+        "pinned memory that pieces of a stream go through where the KV pool lies on a GPU",
+        unit="bytes",
+        least=1 << 16,
     )
 
     def __post_init__(self) -> None:

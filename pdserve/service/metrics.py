@@ -130,6 +130,14 @@ class WorkerMetrics:
         self.pending_reads = Gauge(
             "pdserve_cuda_ipc_pending_reads", "Copies from other workers' pools under way.", registry=r
         )
+        self.staging_bytes = Gauge(
+            "pdserve_kv_staging_bytes",
+            "Pinned memory in use by pieces on their way through the host.",
+            registry=r,
+        )
+        self.staging_copies = Gauge(
+            "pdserve_kv_staging_copies", "Copies between the pool and that memory under way.", registry=r
+        )
         self.leases = Gauge("pdserve_leases", "Leases in hand.", registry=r)
         self.stale = Total(
             r, "pdserve_kv_stale", "Frames of a dead lease or generation, by peer and kind.", ("peer", "kind")

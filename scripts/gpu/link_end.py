@@ -21,7 +21,6 @@ import torch
 from kv_transfer import messages
 from kv_transfer.link_facts import LinkFacts
 from kv_transfer.owner import TransferOwner
-from kv_transfer.transports.nccl import NcclNetwork
 from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import SystemClock
 from pdserve.engine.device.devices import CudaDevice
@@ -71,12 +70,12 @@ class _End:
         if role == "p":
             self._bytes.view(layout.num_blocks, -1).copy_(_content(layout, self._bytes.device))
         config = Config(transport=TransportConfig(kinds=(kind,), strict=True))
-        self._devices: LinkDevices = open_devices(config, self._memory, _CLOCK)
+        self._devices: LinkDevices = open_devices(config, self._memory, layout.block_bytes, _CLOCK)
+        seen = self._devices.seen(self._memory)
         self._stream = StreamNetwork(
-            memory=self._memory, kv_listen="127.0.0.1:0", unix_dir=str(folder), prefer_unix=True, strict=True,
+            memory=seen, kv_listen="127.0.0.1:0", unix_dir=str(folder), prefer_unix=True, strict=True,
             clock=_CLOCK, random=random.Random(f"{role}{number}"), ipc=self._devices.ipc,
         )  # fmt: skip
-        nccl = self._devices.nccl
         self._seen: list[object] = []
         self._owner = TransferOwner(
             me=ref(role, number),
@@ -84,8 +83,8 @@ class _End:
                 layout_json=layout.wire_json(), weights_fingerprint="w", tokenizer_fingerprint="t", numerics="n",
                 checksums=(), transports=(kind,),
             ),
-            pool=self._memory, layout=layout,
-            network=self._stream if nccl is None else NcclNetwork(self._stream, nccl),
+            pool=seen, layout=layout,
+            network=self._devices.over(self._stream),
             timeouts=config.timeouts, config=config.transport, clock=_CLOCK, random=random.Random(f"{role}{number}"),
             to_engine=self._seen.append, to_loop=self._seen.append, secret=None,
         )  # fmt: skip

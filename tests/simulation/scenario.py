@@ -155,6 +155,7 @@ def _draw_delays(source: random.Random, slow: float) -> Delays:
         (0.3, WireKind.CUDA_IPC),
         (0.4, WireKind.POSTED),
         (0.5, WireKind.NCCL),
+        (0.6, WireKind.STAGED),
         (1.0, WireKind.TWO_SIDED),
     )
     kind = next(kind for bound, kind in bounds if draw < bound)

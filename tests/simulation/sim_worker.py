@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kv_transfer.transports.staged import StagedNetwork
+from kv_transfer.transports.staging import Staging
 from pdserve.block_messages import BlockCounts
 from pdserve.cli.roles import ROLES
 from pdserve.engine.block_pool import BlockPool
@@ -153,11 +155,13 @@ class SimWorker:
         return runner if cluster.step_s is None else PacedRunner(runner, cluster.step_s, self.clock.spend)
 
     def _make_memory(self, num_bytes: int) -> FakeDevice:
-        """Links that are posted, or over CUDA IPC, are those between devices."""
+        """Links that are posted, or over CUDA IPC, are those between devices; staged ones, of devices with any."""
         kind = self._cluster.delays.kind
         if kind in (WireKind.POSTED, WireKind.NCCL, WireKind.CUDA_IPC):
             device = "cpu" if kind is WireKind.POSTED else "device:0"
             return DeviceMemory(num_bytes, self._cluster.device_checksums, device)
+        if kind is WireKind.STAGED and not self.id.endswith("1"):
+            return DeviceMemory(num_bytes, ())
         return HostMemory(num_bytes)
 
     def _on_exit(self, code: int) -> None:
@@ -277,16 +281,22 @@ class SimWorker:
 
         def network(memory: KvMemory, wake: Callable[[], None]) -> NetworkEnd:
             assert isinstance(memory, HostMemory | DeviceMemory)
-            staged = StagedMemory(memory)
             block_bytes = memory.num_bytes // self.num_blocks
             watch = PoolWatch(self.id, block_bytes, self.num_blocks, self._pool, cluster.observer.violate)
+            staging: Staging | None = None
+            if isinstance(memory, DeviceMemory) and cluster.delays.kind is WireKind.STAGED:
+                staging = device.stage(memory, block_bytes, watch)
+            seen: KvMemory = memory if staging is None else staging.memory
+            staged = StagedMemory(memory, seen)
             device.take(staged, wake, watch)
             node = cluster.network.join(
                 f"{self.id}#{cluster.next_serial()}", memory=staged, wake=wake, watch=watch, ipc=device.ipc
             )
             inner = device.over(node)
             self._network = SimNetwork(inner, self.clock, self.trouble, staged, watch, cluster.tape, self.id)
-            return NetworkEnd(self._network)
+            if staging is not None:
+                return NetworkEnd(StagedNetwork(self._network, staging), seen)
+            return NetworkEnd(self._network, seen)
 
         def engine_delay() -> float:
             return self.engine_slowness * delay()

@@ -1,4 +1,4 @@
-"""Transfer owners in processes of their own, over the doubles of NCCL and CUDA IPC, which strike themselves in a call.
+"""Transfer owners in processes of their own, over the doubles of devices, which strike themselves in a call.
 
 Stage has one end in the test's process, and the other in such a process.
 """
@@ -23,26 +23,32 @@ from kv_transfer.transports.nccl import NcclNetwork
 from kv_transfer.transports.nccl_device import NcclDevice
 from kv_transfer.transports.nccl_port import Nccl
 from kv_transfer.transports.port import Network
+from kv_transfer.transports.staged import StagedNetwork
+from kv_transfer.transports.staging import Staging
+from kv_transfer.transports.staging_port import HostCopies
 from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import SystemClock
 from pdserve.errors import WorkerLost
 from pdserve.ids import WorkerRef
+from pdserve.kv_memory import KvMemory
 from pdserve.memfd import MappedPool
 from pdserve.node.cuda_ipc_double import CudaIpcDouble
 from pdserve.node.nccl_double import NcclDouble
+from pdserve.node.staging_double import StagingDouble
 from pdserve.service.config import TimeoutsConfig
-from tests.support.link_process import LIMIT_S, LinkEnd, ref
+from tests.support.link_process import LAYOUT, LIMIT_S, LinkEnd, ref
 
 SHORT = TimeoutsConfig(keepalive_s=0.2, link_s=1.2, lease_s=1.6, handoff_s=2.0)
 _JOINING = ("init", "open")
 _ENDING = ("abort", "close")
+_NUM_SLOTS = 8
 _Strike = Callable[[str], None]
 
 
 class _Striking:
     """A port that tells of each call before it is made."""
 
-    def __init__(self, inner: Nccl | CudaIpc, strike: _Strike) -> None:
+    def __init__(self, inner: Nccl | CudaIpc | HostCopies, strike: _Strike) -> None:
         self._inner = inner
         self._strike = strike
 
@@ -66,8 +72,24 @@ class _GatedIpc(CudaIpcDouble):
         super()._copy(pool, start, into, num_bytes)
 
 
+class _GatedCopies(StagingDouble):
+    """Whose device copies when `gate` is open. is_copying: it is about to."""
+
+    def __init__(self, end: DeviceLinkEnd) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_copying = threading.Event()
+        super().__init__(end.memory)
+
+    def _copy(self, target: memoryview, source: memoryview) -> None:
+        self.is_copying.set()
+        self.gate.wait()
+        super()._copy(target, source)
+
+
 class DeviceLinkEnd(LinkEnd):
-    """A LinkEnd whose pieces go over a double. kind: "nccl" or "cuda_ipc"; strike: told of each call."""
+    """A LinkEnd whose pieces go over a double. kind: "nccl", "cuda_ipc", or "stream" through pinned memory; strike:
+    told of each call."""
 
     def __init__(
         self,
@@ -79,7 +101,22 @@ class DeviceLinkEnd(LinkEnd):
     ) -> None:
         self.kind = kind
         self._strike = strike
-        super().__init__(me, folder, timeouts, (kind, "stream"))
+        super().__init__(me, folder, timeouts, tuple(dict.fromkeys((kind, "stream"))))
+
+    def _seen(self, timeouts: TimeoutsConfig) -> KvMemory:
+        if self.kind != "stream":
+            return self.memory
+        self.copies = _GatedCopies(self)
+        self.staging = Staging(
+            cast(HostCopies, _Striking(self.copies, self._strike)),
+            self.memory,
+            block_bytes=LAYOUT.block_bytes,
+            staging_bytes=_NUM_SLOTS * LAYOUT.block_bytes,
+            max_links=_NUM_SLOTS // 2,
+            clock=SystemClock(),
+            lease_s=timeouts.lease_s,
+        )
+        return self.staging.memory
 
     def _ipc(self, timeouts: TimeoutsConfig) -> IpcDevice | None:
         if self.kind != "cuda_ipc":
@@ -90,6 +127,8 @@ class DeviceLinkEnd(LinkEnd):
         return self.ipc
 
     def _network(self, stream: StreamNetwork, timeouts: TimeoutsConfig) -> Network:
+        if self.kind == "stream":
+            return StagedNetwork(stream, self.staging)
         if self.kind != "nccl":
             return stream
         self.nccl = NcclDouble(self.memory)
@@ -100,6 +139,8 @@ class DeviceLinkEnd(LinkEnd):
     @property
     def is_moving(self) -> bool:
         """Whether something is on its device."""
+        if self.kind == "stream":
+            return self.staging.num_pending > 0
         if self.kind == "cuda_ipc":
             return self.ipc.num_pending_reads > 0
         return any(not group.over.is_set() for group in self.nccl._on_device)
@@ -107,6 +148,8 @@ class DeviceLinkEnd(LinkEnd):
     @property
     def is_free(self) -> bool:
         """Whether nothing of any link is left on its device."""
+        if self.kind == "stream":
+            return self.staging.used_bytes == 0
         return self.device.num_live == 0 if self.kind == "nccl" else self.ipc.num_mapped == 0
 
 
@@ -207,7 +250,7 @@ class Stage:
         self.here.until(lambda: self.end(lease_id) is not None)
         end = self.end(lease_id)
         if isinstance(end, messages.HandedOff):
-            assert end.transport == self.kind and self.here.holds_all_of(number)
+            assert end.transport.startswith(self.kind) and self.here.holds_all_of(number)
             return True
         self.here.until(pipe.poll)
         heard = pipe.recv()

@@ -31,6 +31,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuEventQuery": [c_void_p],
     "cuEventDestroy_v2": [c_void_p],
     "cuMemGetAddressRange_v2": [POINTER(c_uint64), POINTER(c_size_t), c_uint64],
+    "cuMemHostAlloc": [POINTER(c_void_p), c_size_t, c_uint],
     "cuMemcpyAsync": [c_uint64, c_uint64, c_size_t, c_void_p],
     "cuIpcGetMemHandle": [POINTER(IpcHandle), c_uint64],
     "cuIpcOpenMemHandle_v2": [POINTER(c_uint64), IpcHandle, c_uint],
@@ -133,6 +134,9 @@ class FakeLibcuda:
                 base[0], size[0] = start, len(memory)
                 return 0
         return _INVALID
+
+    def _mem_host_alloc(self, address: Any, num_bytes: int, _flags: int) -> None:
+        address[0] = self.host.allocate(num_bytes)
 
     def _memcpy_async(self, target: int, source: int, num_bytes: int, stream: int) -> int:
         self._copies.append((target, source, num_bytes))

@@ -125,8 +125,12 @@ class FaultyChannel:
         return self._inner.can_detach
 
     @property
-    def can_divert(self) -> bool:
-        return self._inner.can_divert
+    def is_posted(self) -> bool:
+        return self._inner.is_posted
+
+    @property
+    def pull_room(self) -> int:
+        return self._inner.pull_room
 
     @property
     def sharing(self) -> Sharing | None:
@@ -171,8 +175,8 @@ class FaultyChannel:
     def detach_piece(self) -> None:
         self._inner.detach_piece()
 
-    def divert(self) -> None:
-        self._inner.divert()
+    def divert(self, tag: int) -> bool:
+        return self._inner.divert(tag)
 
     def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
         return self._inner.read_remote(tag, reads)
@@ -209,7 +213,7 @@ class FaultyChannel:
     def _suffer(self, wire: bytes, span: ByteSpan | None) -> None:
         kind = kind_of(wire)
         action = self._fault.decide(kind, self._num_sent)
-        if action in _UNKNOWN_TO_POSTED and kind in (Kind.PULL, Kind.DATA) and self._is_posted:
+        if action in _UNKNOWN_TO_POSTED and kind in (Kind.PULL, Kind.DATA) and self.is_posted:
             action = None
         self._num_sent += 1
         now_s = self._clock.now_s()
@@ -231,10 +235,6 @@ class FaultyChannel:
             case Action.DIE:
                 self._held.clear()
                 self._inner.close("the faulty link died")
-
-    @property
-    def _is_posted(self) -> bool:
-        return not (self._inner.reads_itself or self._inner.can_divert)
 
     def _copy(self, span: ByteSpan | None) -> bytes | None:
         return None if span is None else bytes(self._memory.at(span))

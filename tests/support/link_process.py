@@ -24,7 +24,7 @@ from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import SystemClock
 from pdserve.engine.layout import KvLayout
 from pdserve.ids import Epoch, WorkerRef
-from pdserve.kv_memory import ByteSpan
+from pdserve.kv_memory import ByteSpan, KvMemory
 from pdserve.memfd import MemfdMemory
 from pdserve.service.config import TimeoutsConfig, TransportConfig
 
@@ -50,8 +50,9 @@ class LinkEnd:
     ) -> None:
         self.me = me
         self.memory = MemfdMemory(LAYOUT.pool_bytes)
+        seen = self._seen(timeouts or TimeoutsConfig())
         self.stream = StreamNetwork(
-            memory=self.memory,
+            memory=seen,
             kv_listen="127.0.0.1:0",
             unix_dir=str(folder),
             prefer_unix=True,
@@ -70,7 +71,7 @@ class LinkEnd:
                 numerics="n",
                 transports=kinds,
             ),
-            pool=self.memory,
+            pool=seen,
             layout=LAYOUT,
             network=self._network(self.stream, timeouts or TimeoutsConfig()),
             timeouts=timeouts or TimeoutsConfig(),
@@ -81,6 +82,10 @@ class LinkEnd:
             to_loop=self.seen.append,
             secret=None,
         )
+
+    def _seen(self, timeouts: TimeoutsConfig) -> KvMemory:
+        """The pool as its links see it."""
+        return self.memory
 
     def _ipc(self, timeouts: TimeoutsConfig) -> IpcDevice | None:
         return None

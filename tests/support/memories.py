@@ -7,9 +7,10 @@ from xxhash import xxh3_64_intdigest
 from pdserve.engine.fake_runner import FakeDevice
 from pdserve.engine.port import Runner
 from pdserve.errors import InvariantViolated
-from pdserve.kv_memory import XXH3_64, ByteSpan
+from pdserve.kv_memory import XXH3_64, ByteSpan, KvMemory
 
 _MAX_STAGED = 64
+_FAR = 1 << 48
 
 
 class DeviceMemory:
@@ -41,18 +42,20 @@ class DeviceMemory:
 
 
 class StagedMemory:
-    """Another memory, and behind its end what a network holds of it: copies of pieces as they were when sent.
+    """Another memory, and far behind its end what a network holds of it: copies of pieces as they were when sent.
 
-    `at` is the way of whatever moves bytes in a test's network, whichever device they lie on.
+    `at` is the way of whatever moves bytes in a test's network, whichever device they lie on. seen: the memory as its
+    links see it, if that isn't `inner` itself.
     """
 
-    def __init__(self, inner: FakeDevice) -> None:
+    def __init__(self, inner: FakeDevice, seen: KvMemory | None = None) -> None:
+        self._seen: KvMemory = seen or inner
         self.num_bytes = inner.num_bytes
         self.device = inner.device
-        self.checksums = inner.checksums
+        self.checksums = self._seen.checksums
         self._inner = inner
         self._staged: dict[int, memoryview] = {}
-        self._end = inner.num_bytes
+        self._end = _FAR
 
     def stage(self, payload: bytes) -> ByteSpan:
         """Keep a copy; the oldest of many is forgotten."""
@@ -64,25 +67,25 @@ class StagedMemory:
         return span
 
     def is_staged(self, span: ByteSpan) -> bool:
-        return span.start >= self.num_bytes
+        return span.start >= _FAR
 
     def at(self, span: ByteSpan) -> memoryview:
         """The bytes, wherever they lie."""
-        if self.is_staged(span):
-            return self._staged[span.start]
+        if span.start >= self.num_bytes:
+            return self.view(span)
         return self._inner.bytes[span.start : span.end]
 
     def view(self, span: ByteSpan) -> memoryview:
-        return self._staged[span.start] if self.is_staged(span) else self._inner.view(span)
+        return self._staged[span.start] if self.is_staged(span) else self._seen.view(span)
 
     def address(self, span: ByteSpan) -> int:
-        return self._inner.address(span)
+        return self._seen.address(span)
 
-    def checksum(self, kind: str, span: ByteSpan) -> int:
-        return self._inner.checksum(kind, span)
+    def checksum(self, kind: str, span: ByteSpan) -> int | None:
+        return self._seen.checksum(kind, span)
 
     def export(self, transport: str) -> int | None:
-        return self._inner.export(transport)
+        return self._seen.export(transport)
 
 
 def pool_bytes(runner: Runner) -> memoryview:

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import partial
 from typing import Protocol
 
-from kv_transfer.frames import Data
+from kv_transfer.frames import MAX_PULLED_PIECES, Data
 from kv_transfer.framing import HEADER_BYTES, parse_body, parse_header, unknown_in
 from kv_transfer.transports.port import RemoteRead, Sharing, Sink
 from pdserve.clock import Clock
@@ -27,7 +27,7 @@ _MAX_FRAMES_PER_TURN = 64
 
 class WireKind(Enum):
     """How pieces move: copied with their frame; read by D itself (at once, or by a device copy); posted; over NCCL;
-    by CUDA IPC. The last two are what workers put over a two-sided network.
+    by CUDA IPC; through pinned memory. The last three are what workers put over a two-sided network.
     """
 
     TWO_SIDED = "memory"
@@ -35,6 +35,7 @@ class WireKind(Enum):
     POSTED = "posted"
     NCCL = "nccl"
     CUDA_IPC = "cuda_ipc"
+    STAGED = "staged"
 
 
 @dataclass(slots=True, eq=False)
@@ -119,9 +120,8 @@ class MemoryChannel:
         """Pieces are copied when sent, and reads that are done within a turn don't keep P waiting."""
         return self._wires.copy_delay is None
 
-    @property
-    def can_divert(self) -> bool:
-        return self._wires.copy_delay is None
+    is_posted = False
+    pull_room = MAX_PULLED_PIECES
 
     @property
     def num_unsent_pieces(self) -> int:
@@ -153,8 +153,9 @@ class MemoryChannel:
     def post_receive(self, tag: int, into: ByteSpan) -> None:
         raise InvariantViolated("nothing is posted here", tag=tag, into=into)
 
-    def divert(self) -> None:
-        """Pieces arrive whole."""
+    def divert(self, tag: int) -> bool:
+        """Pieces arrive whole; reads that aren't done within a turn go on."""
+        return self._wires.copy_delay is None
 
     def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
         """Without a copy_delay the bytes are read now; with one, each when its copy is done."""

@@ -41,7 +41,7 @@ class PostedChannel(MemoryChannel):
 
     reads_itself = False
     can_detach = False
-    can_divert = False
+    is_posted = True
 
     @property
     def num_unsent_pieces(self) -> int:
@@ -71,6 +71,9 @@ class PostedChannel(MemoryChannel):
             self._posted.append((tag, into))
         else:  # the peer has gone, which the link hasn't read yet: it will never be written
             self._over.append(tag)
+
+    def divert(self, tag: int) -> bool:
+        return False
 
     def receive(self, sink: Sink) -> bool:
         more = super().receive(sink)

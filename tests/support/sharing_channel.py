@@ -40,8 +40,7 @@ class SharingChannel(MemoryChannel):
     def can_detach(self) -> bool:
         return not self.sharing.is_read
 
-    @property
-    def can_divert(self) -> bool:
+    def divert(self, tag: int) -> bool:
         return not self.sharing.is_read
 
     @property

@@ -36,7 +36,7 @@ def test_the_first_token_and_its_logprobs_travel_with_the_commit(world: World) -
     [handed_off] = decode.ends(3)
     assert isinstance(handed_off, messages.HandedOff)
     assert (handed_off.first_token, handed_off.logprobs) == (9, logprobs)
-    assert handed_off.transport == world.transport
+    assert handed_off.transport == world.shown_as
 
 
 def test_blocks_offered_while_later_chunks_run_are_pulled_at_once(world: World) -> None:

@@ -7,17 +7,18 @@ import random
 import select
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any
 
 from kv_transfer import messages
 from kv_transfer.link_facts import LinkFacts
 from kv_transfer.owner import TransferOwner
-from kv_transfer.receiver import Receiver
 from kv_transfer.transports.cuda_ipc import IpcDevice
 from kv_transfer.transports.nccl import NcclNetwork
 from kv_transfer.transports.nccl_device import NcclDevice
 from kv_transfer.transports.port import Network
+from kv_transfer.transports.staged import StagedNetwork
+from kv_transfer.transports.staging import Staging
 from kv_transfer.transports.stream import StreamNetwork
 from kv_transfer.transports.stream_tls import LinkTls
 from pdserve.engine.layout import KvLayout
@@ -26,8 +27,10 @@ from pdserve.kv_memory import ByteSpan, HostMemory
 from pdserve.memfd import MemfdMemory
 from pdserve.service.config import TimeoutsConfig, TransportConfig
 from pdserve.service.tls_config import TlsConfig
+from tests.contract.links.node import Node as Node
 from tests.support.certificates import link_certificates
 from tests.support.faulty_link import Fault, FaultyNetwork
+from tests.support.loop_copies import LoopCopies
 from tests.support.loop_cuda_ipc import IpcFabric, LoopCudaIpc
 from tests.support.loop_nccl import LoopNccl, NcclFabric
 from tests.support.memories import DeviceMemory, StagedMemory
@@ -45,8 +48,9 @@ TRANSPORTS = (
     "posted",
     "nccl",
     "cuda_ipc",
+    "staged",
 )
-DIVERTING = ("stream-unix", "stream-tcp", "stream-tls", "memory")
+DIVERTING = ("stream-unix", "stream-tcp", "stream-tls", "memory", "staged")
 """Those on which a piece may be lost, repeated or late without anybody being confused."""
 _AGREED = ("memfd", "nccl", "cuda_ipc")
 """What is agreed upon over a stream."""
@@ -54,8 +58,7 @@ LAYOUT = KvLayout(
     num_blocks=64, kv_heads=2, layers=3, block_size=4, head_dim=64, dtype="float32", item_bytes=4
 )
 _QUIET_S = 0.002
-
-E = TypeVar("E")
+_NUM_SPARE_SLOTS = 4
 
 FaultMaker = Callable[[str, bool], Fault | None]
 """(node's name, whether it dialled) -> the plan for a new channel of that node."""
@@ -67,60 +70,6 @@ def facts(**changes: object) -> LinkFacts:
         layout_json=LAYOUT.wire_json(), weights_fingerprint="w", tokenizer_fingerprint="t", numerics="n"
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-@dataclass
-class Node:
-    """One worker: its transfer owner, and in place of its engine and loop what they were told."""
-
-    ref: WorkerRef
-    owner: TransferOwner
-    network: Network
-    memory: StagedMemory
-    layout: KvLayout
-    to_engine: list[object] = field(default_factory=list)
-    to_loop: list[object] = field(default_factory=list)
-    is_stopped: bool = False
-    next_block: int = 0
-    granted: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    is_gone: bool = False
-
-    def block(self, block_id: int) -> bytes:
-        return bytes(self.memory.at(self._span(block_id)))
-
-    def fill(self, block_id: int, content: bytes) -> None:
-        self.memory.at(self._span(block_id))[:] = content
-
-    def _span(self, block_id: int) -> ByteSpan:
-        return ByteSpan(block_id * self.layout.block_bytes, self.layout.block_bytes)
-
-    def events(self, kind: type[E], lease_id: int | None = None) -> list[E]:
-        """What the engine was told of this kind (about this lease)."""
-        return [
-            event
-            for event in self.to_engine
-            if isinstance(event, kind) and (lease_id is None or event.lease_id == lease_id)  # type: ignore[attr-defined]
-        ]
-
-    def ends(self, lease_id: int) -> list[object]:
-        """Closing events of a lease: there must be exactly one in the end."""
-        closing = (messages.HandedOff, messages.Retired, messages.LeaseClosed)
-        return [
-            event for event in self.to_engine if isinstance(event, closing) and event.lease_id == lease_id
-        ]
-
-    def is_pulling(self, lease_id: int) -> bool:
-        """Whether it has asked for pieces of a lease that isn't over."""
-        sides = [link.side for link in self.owner._links if isinstance(link.side, Receiver)]
-        leases = [side.leases.get(lease_id) for side in sides]
-        return any(lease is not None and lease.num_asked > 0 for lease in leases)
-
-    def take_blocks(self, num_blocks: int) -> tuple[int, ...]:
-        """Blocks nobody uses yet, scattered over the pool."""
-        taken = range(self.next_block, self.next_block + num_blocks)
-        self.next_block += num_blocks
-        assert self.next_block <= self.layout.num_blocks
-        return tuple(index * 37 % self.layout.num_blocks for index in taken)
 
 
 class World:
@@ -145,6 +94,12 @@ class World:
             schedule=self._schedule, delay=lambda: self.random.random() * 1e-4, random=self.random
         )
         self.ipc = IpcFabric(schedule=self._schedule, delay=lambda: self.random.random() * 1e-4)
+        self.copies: dict[str, LoopCopies] = {}
+
+    @property
+    def shown_as(self) -> str:
+        """What its links say that they run over."""
+        return "stream-unix" if self.transport == "staged" else self.transport
 
     @property
     def reads_itself(self) -> bool:
@@ -152,7 +107,7 @@ class World:
 
     @property
     def _is_in_memory(self) -> bool:
-        return self.transport not in ("nccl", "cuda_ipc") and self.transport in [
+        return self.transport not in ("nccl", "cuda_ipc", "staged") and self.transport in [
             kind.value for kind in WireKind
         ]
 
@@ -173,21 +128,27 @@ class World:
         strict: bool = False,
         memory: HostMemory | None = None,
         tls: TlsConfig | None = None,
+        is_staged: bool | None = None,
     ) -> Node:
         """A new worker in this world.
 
         epoch   of a process that was here before, in another role now
         memory  for its pool, instead of what the transport wants
         tls     of its links over TCP, instead of what the transport wants
+        is_staged  whether its host can't see its pool, instead of what the transport wants
         """
         ref = WorkerRef(name, epoch or Epoch(start_ns, self.random.getrandbits(64)))
         if link_facts is None:
             preferred = (self.transport, "stream") if self.transport in _AGREED else None
             link_facts = facts(transports=preferred)
         make: type[HostMemory] = MemfdMemory if self.transport == "memfd" else HostMemory
+        staging: Staging | None = None
         if self.transport == "posted":
             device = DeviceMemory(layout.pool_bytes, link_facts.checksums or (link_facts.checksum,))
             staged = StagedMemory(device)
+        elif is_staged or (is_staged is None and self.transport == "staged"):
+            staging = self._stage(name, layout, max_links, timeouts or TimeoutsConfig())
+            staged = StagedMemory(self.copies[name].memory, staging.memory)
         else:
             staged = StagedMemory(memory or make(layout.pool_bytes))
         staged.at(ByteSpan(0, layout.pool_bytes))[:] = self.random.randbytes(layout.pool_bytes)
@@ -195,6 +156,8 @@ class World:
         network = self._network(
             name, staged, prefer_unix, tls, timeouts or TimeoutsConfig(), max_links, has_nccl
         )
+        if staging is not None:
+            network = StagedNetwork(network, staging)
         to_engine: list[object] = []
         to_loop: list[object] = []
         owner = TransferOwner(
@@ -242,7 +205,7 @@ class World:
                 memory=memory,
                 kv_listen="127.0.0.1:0",
                 unix_dir=self._unix_dir.name,
-                prefer_unix=self.transport in ("stream-unix", *_AGREED)
+                prefer_unix=self.transport in ("stream-unix", "staged", *_AGREED)
                 if prefer_unix is None
                 else prefer_unix,
                 strict=False,
@@ -259,6 +222,24 @@ class World:
             return network
         make_fault = self._faults
         return FaultyNetwork(network, self.clock, lambda dialled: make_fault(name, dialled), memory)
+
+    def _stage(self, name: str, layout: KvLayout, max_links: int, timeouts: TimeoutsConfig) -> Staging:
+        """A device of this name, and the memory that its pieces go through: hardly more than one for each link."""
+        copies = self.copies[name] = LoopCopies(
+            DeviceMemory(layout.pool_bytes),
+            schedule=self._schedule,
+            delay=lambda: self.random.random() * 1e-4,
+            wake=lambda: None,
+        )
+        return Staging(
+            copies,
+            copies.memory,
+            block_bytes=layout.block_bytes,
+            staging_bytes=(max_links + _NUM_SPARE_SLOTS) * layout.block_bytes,
+            max_links=max_links,
+            clock=self.clock,
+            lease_s=timeouts.lease_s,
+        )
 
     # --- time and turns
 
@@ -332,8 +313,7 @@ class World:
             network.waiter()._selector
             for node in self.nodes
             if not node.is_stopped and not node.is_gone
-            for outer in [getattr(node.network, "_inner", node.network)]
-            for network in [getattr(outer, "control", outer)]
+            for network in [_innermost(node.network)]
             if isinstance(network, StreamNetwork)
         ]
         if not selectors:
@@ -393,15 +373,23 @@ class World:
         for device in devices:
             if device.name == node.ref.id:
                 device.die()
+        if node.ref.id in self.copies:
+            self.copies[node.ref.id].die()
         node.owner._network.close()
         for link in node.owner._links:
-            channel = getattr(link._channel, "_inner", link._channel)
-            channel.close("killed")
+            _innermost(link._channel).close("killed")
 
     def close(self) -> None:
         for node in self.nodes:
             node.owner.close()
         self._unix_dir.cleanup()
+
+
+def _innermost(outer: Any) -> Any:
+    """The network, or channel, that the others are wrapped around."""
+    while (inner := getattr(outer, "_inner", None) or getattr(outer, "control", None)) is not None:
+        outer = inner
+    return outer
 
 
 def link_states(prefill: Node, decode: Node) -> list[messages.LinkState]:

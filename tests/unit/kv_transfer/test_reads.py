@@ -29,7 +29,8 @@ class _Port:
     peer = P
     checksum = None
     reads_itself = True
-    can_divert = True
+    is_posted = False
+    pull_room = 1
 
     def __init__(self) -> None:
         self.calls: list[Sequence[RemoteRead]] = []
@@ -40,8 +41,8 @@ class _Port:
     def post_receive(self, tag: int, into: ByteSpan) -> None:
         raise AssertionError(tag, into)
 
-    def divert(self) -> None:
-        raise AssertionError
+    def divert(self, tag: int) -> bool:
+        raise AssertionError(tag)
 
     def read_remote(self, tag: int, reads: Sequence[RemoteRead]) -> bool:
         assert tag > 0 and reads

@@ -120,7 +120,7 @@ class Cluster:
 
         def network(memory: KvMemory, wake: Callable[[], None]) -> NetworkEnd:
             assert isinstance(memory, HostMemory)
-            return NetworkEnd(self.network.join(name, memory=StagedMemory(memory), wake=wake))
+            return NetworkEnd(self.network.join(name, memory=StagedMemory(memory), wake=wake), memory)
 
         worker_name = name
 

@@ -59,7 +59,7 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"engine.linear": "onednn"}, "linear=onednn"),
         ({"engine.kernels": "native"}, "kernels=native"),
         ({"engine.kernel_variant": "avx2"}, "kernel_variant=avx2"),
-        ({"worker.role": "prefill"}, "add them to transport.kinds.*kinds=memfd,stream"),
+        ({"worker.role": "prefill", "transport.kinds": "memfd"}, "add one to transport.kinds.*kinds=memfd"),
     ],
 )
 def test_settings_of_cpus_are_refused_on_a_gpu(settings: dict[str, Any], words: str) -> None:
