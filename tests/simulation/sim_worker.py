@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from tests.simulation.broken import BreakableRunner, WatchedRunner
 from tests.simulation.devices import ProcessDevice
 from tests.simulation.links import LinkTrouble, PoolWatch, SimNetwork
 from tests.simulation.loop_driver import DelayedInbox, LoopDriver, at_once
+from tests.simulation.ranked_runner import RankedFakeRunner
 from tests.simulation.step_time import StepClock
 from tests.simulation.tape import Tape
 from tests.simulation.wires import FabricDialer, NamesAreAddresses, address_of
@@ -144,7 +146,9 @@ class SimWorker:
         cluster = self._cluster
         if cluster.make_runner is not None:
             return cluster.make_runner(self.id, self.num_blocks, self._block_size)
-        runner = FakeRunner(
+        num_ranks = self._draw_ranks()
+        make = FakeRunner if num_ranks == 1 else functools.partial(RankedFakeRunner, num_ranks)
+        runner = make(
             num_blocks=self.num_blocks,
             block_size=self._block_size,
             window_tokens=cluster.window_tokens,
@@ -153,6 +157,13 @@ class SimWorker:
             make_memory=self._make_memory,
         )
         return runner if cluster.step_s is None else PacedRunner(runner, cluster.step_s, self.clock.spend)
+
+    def _draw_ranks(self) -> int:
+        """Of this incarnation: in one cluster of eight each has its own number. Nothing else is drawn otherwise for it,
+        and nobody can tell it from outside."""
+        if self._cluster.random_for("ranks").random() >= 1 / 8:
+            return 1
+        return self._cluster.random_for(f"{self.id}/ranks/{len(self.exit_codes)}").choice((1, 2, 4))
 
     def _make_memory(self, num_bytes: int) -> FakeDevice:
         """Links that are posted, or over CUDA IPC, are those between devices; staged ones, of devices with any."""
