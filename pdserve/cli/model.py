@@ -29,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print it."""
     from pdserve.engine.config_reader import load_config
     from pdserve.engine.models import MODELS
+    from pdserve.engine.parallel.shard import possible_sizes
     from pdserve.modelstore import resolve
     from pdserve.modelstore.model_facts import read_facts
     from pdserve.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         **dataclasses.asdict(facts),
         "sliding_layers": [layer for layer, window in enumerate(config.windows) if window],
         "rope": config.rope.kind,
+        "tensor_parallel": possible_sizes(config),
         "blocks_in_memory": {
             dtype: facts.num_blocks(memory_bytes, _BLOCK_SIZE, dtype) for dtype in facts.kv_bytes_per_token
         },

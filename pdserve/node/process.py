@@ -106,7 +106,7 @@ async def run_worker(
             prove = prove_in_task(prover, tasks.create_task)
             ranks: Ranks | None = None
             if config.engine.tensor_parallel > 1:
-                ranks = open_parts.enter_context(Ranks(config.engine.tensor_parallel))
+                ranks = open_parts.enter_context(Ranks(config.engine.tensor_parallel, me.id))
                 metrics.ranks.set(config.engine.tensor_parallel)
             with make_bar() as bar:
                 inbox = LoopInbox(asyncio.get_running_loop(), health.on_load)

@@ -7,6 +7,7 @@ It ends with its worker, and the worker with it: an error is logged here, and th
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -57,22 +58,24 @@ def _serve(channel: RankChannel) -> int:
     shard = Shard(order.rank, order.size)
     set_up_logs(order.log, worker=order.worker, rank=order.rank)
     team = GlooTeam(shard)
-    meeting: list[Path] = []
+    meetings: list[int] = []
 
     def join(num_bytes: int) -> HostMemory:
         """Called when the weights are loaded."""
         channel.send(RankLoaded(num_bytes))
         told = _orders.decode(channel.receive_bytes())
         assert isinstance(told, JoinOrder), "the second one"
-        meeting.append(Path(told.meeting))
-        return RankMemory(channel.taken_descriptor(), num_bytes)
+        pool, meeting = channel.taken_descriptors()
+        meetings.append(meeting)
+        return RankMemory(pool, num_bytes)
 
     try:
         runner = make_cpu_runner(Path(order.folder), order.engine, make_memory=join, team=team)
     except PdserveError as error:
         channel.send(_failed(error))
         return EXIT_FAILED
-    team.join(meeting[0])
+    team.join(meetings[0])
+    os.close(meetings[0])
     channel.send(RankJoined())
     part = shard.kv_part(runner.whole_layout.kv_heads)
     log.debug("rank.joined")

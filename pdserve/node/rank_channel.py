@@ -1,24 +1,26 @@
 """What a worker and the processes that are its other ranks say to each other, over a socket pair each.
 
-worker                                rank
-| LoadOrder ------------------------> |  reads and packs its part
-| <------------ RankLoaded | LoadFailed   |
-| JoinOrder + the pool's descriptor > |  maps the pool
-|            … both join the team …   |
-| <---------------------------- RankJoined|  from here on nobody may map the pool to write
-| a step, a step, … ----------------> |  computes; answers nothing: what it has to say goes to the team
+worker                                    rank
+| LoadOrder ----------------------------> |  reads and packs its part
+| <------------- RankLoaded | LoadFailed  |
+| JoinOrder + two descriptors ----------> |  maps the pool
+|              … both join the team …     |
+| <--------------------------- RankJoined |  from here on nobody can map the pool to write
+| a step, a step, … --------------------> |  computes; answers nothing: what it has to say goes to the team
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 
 import msgspec
 
 from pdserve.service.config import EngineConfig, LogConfig
 
 _LENGTH_BYTES = 4
+_MOST_DESCRIPTORS = 2
 
 
 class LoadOrder(msgspec.Struct, frozen=True, tag=True):
@@ -33,9 +35,7 @@ class LoadOrder(msgspec.Struct, frozen=True, tag=True):
 
 
 class JoinOrder(msgspec.Struct, frozen=True, tag=True):
-    """meeting: the file by which ranks find each other."""
-
-    meeting: str
+    """Two descriptors come with it: the pool, and the file by which ranks find each other."""
 
 
 class RankLoaded(msgspec.Struct, frozen=True, tag=True):
@@ -63,40 +63,39 @@ FromRank = RankLoaded | LoadFailed | RankJoined
 class RankChannel:
     """One end. One thread at a time; calls block. All raise OSError, or EOFError when the other end is closed."""
 
-    def __init__(self, ends: socket.socket) -> None:
-        self._socket = ends
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
         self._descriptors: list[int] = []
 
-    def send(self, message: ToRank | FromRank, descriptor: int | None = None) -> None:
-        """With an open file, if any, for the other process to have, too."""
-        self.send_bytes(msgspec.msgpack.encode(message), descriptor)
+    def send(self, message: ToRank | FromRank, descriptors: Sequence[int] = ()) -> None:
+        """With open files, if any, for the other process to have, too."""
+        self.send_bytes(msgspec.msgpack.encode(message), descriptors)
 
-    def send_bytes(self, data: bytes, descriptor: int | None = None) -> None:
-        head = len(data).to_bytes(_LENGTH_BYTES, "big")
-        if descriptor is not None:
-            socket.send_fds(self._socket, [head], [descriptor])
+    def send_bytes(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        length = len(data).to_bytes(_LENGTH_BYTES, "big")
+        if descriptors:  # a few bytes always find room at once
+            socket.send_fds(self._socket, [length], descriptors)
         else:
-            self._socket.sendall(head)
+            self._socket.sendall(length)
         self._socket.sendall(data)
 
     def receive_bytes(self) -> bytes:
-        head, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH_BYTES, 1)
+        head, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH_BYTES, _MOST_DESCRIPTORS)
         self._descriptors += descriptors
-        head += self._exactly(_LENGTH_BYTES - len(head)) if head else b""
         if not head:
             raise EOFError("the other end is closed")
+        head += self._exactly(_LENGTH_BYTES - len(head))
         return self._exactly(int.from_bytes(head, "big"))
 
-    def taken_descriptor(self) -> int:
-        """The file that came with the last message; the caller's from now on. Raises EOFError if none did."""
-        if not self._descriptors:
-            raise EOFError("no file came with the message")
-        return self._descriptors.pop()
+    def taken_descriptors(self) -> list[int]:
+        """The files that came with the last message; the caller's from now on."""
+        taken, self._descriptors = self._descriptors, []
+        return taken
 
     def close(self) -> None:
         self._socket.close()
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        for descriptor in self.taken_descriptors():
+            os.close(descriptor)
 
     def _exactly(self, num_bytes: int) -> bytes:
         received = bytearray(num_bytes)

@@ -12,8 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -76,9 +75,10 @@ class Ranks:
     """Made and closed on the event loop's thread, which lives as long as the process: the kernel ends ranks with the
     thread that has started them. `load` is called on another one, and what it returns is the engine owner's."""
 
-    def __init__(self, size: int) -> None:
-        """size: of the team, this process included."""
+    def __init__(self, size: int, worker: str = "") -> None:
+        """size: of the team, this process included; worker: whose ranks they are, for their logs."""
         self._size = size
+        self._worker = worker
         self._ranks = [_Rank(number) for number in range(1, size)]
         self._watched = False
 
@@ -122,21 +122,23 @@ class Ranks:
         from pdserve.node.cpu_runner import make_cpu_runner
 
         for rank in self._ranks:
-            order = LoadOrder(
-                rank.number, self._size, str(folder), config.worker.id, config.engine, config.log
-            )
+            order = LoadOrder(rank.number, self._size, str(folder), self._worker, config.engine, config.log)
             self._send(rank, order)
         team, shared = GlooTeam(Shard(0, self._size)), _SharedMemory()
         first = make_cpu_runner(folder, config.engine, make_memory=shared.make, progress=progress, team=team)
         for rank in self._ranks:
             rank.answer(RankLoaded)
-        with tempfile.TemporaryDirectory(prefix="pdserve-ranks-") as meeting:
-            file = Path(meeting) / "meeting"
+        meeting = os.memfd_create("pdserve-ranks")
+        try:
             for rank in self._ranks:
-                self._send(rank, JoinOrder(str(file)), shared.descriptor)
-            team.join(file)
-            for rank in self._ranks:
-                rank.answer(RankJoined)
+                self._send(rank, JoinOrder(), (shared.descriptor, meeting))
+            team.join(meeting)
+        except RuntimeError as error:
+            raise WorkerLost("the ranks of the worker don't find each other", reason=error) from error
+        finally:
+            os.close(meeting)
+        for rank in self._ranks:
+            rank.answer(RankJoined)
         shared.seal()
         part = team.shard.kv_part(first.whole_layout.kv_heads)
         log.info("ranks.joined", size=self._size, pids=self.pids, threads_each=first.num_threads)
@@ -147,9 +149,9 @@ class Ranks:
         for rank in self._ranks:
             rank.channel.send_bytes(order)
 
-    def _send(self, rank: _Rank, order: LoadOrder | JoinOrder, descriptor: int | None = None) -> None:
+    def _send(self, rank: _Rank, order: LoadOrder | JoinOrder, descriptors: Sequence[int] = ()) -> None:
         try:
-            rank.channel.send(order, descriptor)
+            rank.channel.send(order, descriptors)
         except OSError as error:
             raise rank.lost() from error
 

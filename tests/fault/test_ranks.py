@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -162,9 +162,9 @@ def test_a_rank_that_cannot_load_says_why(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "model")
 
     class LateRanks(Ranks):
-        def _send(self, rank: _Rank, order: LoadOrder | JoinOrder, descriptor: int | None = None) -> None:
+        def _send(self, rank: _Rank, order: LoadOrder | JoinOrder, descriptors: Sequence[int] = ()) -> None:
             assert isinstance(order, LoadOrder)
-            super()._send(rank, msgspec.structs.replace(order, folder=str(copy)), descriptor)
+            super()._send(rank, msgspec.structs.replace(order, folder=str(copy)), descriptors)
 
     (copy / "model.safetensors").unlink()
     config = load(flags={"worker.model": str(folder), "engine.num_blocks": 8, "engine.tensor_parallel": 2})

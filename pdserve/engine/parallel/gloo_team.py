@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,13 +25,15 @@ class GlooTeam:
         self._to_first.rootRank = 0
         self._token = torch.zeros(1)
 
-    def join(self, meeting: Path) -> None:
-        """Meet the others by way of a file that they all are told of, before the first step. Blocks until all have
-        come. Raises RuntimeError if one doesn't."""
+    def join(self, meeting: int) -> None:
+        """Meet the others, before the first step. Blocks until all have come; raises RuntimeError if one doesn't.
+
+        meeting  descriptor of a file, empty at first, that each has open
+        """
         options = _Gloo._Options()
         options._devices = [_Gloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=_LATE_S)
-        store = distributed.FileStore(str(meeting), self.shard.size)  # type: ignore[attr-defined]
+        store = distributed.FileStore(f"/proc/self/fd/{meeting}", self.shard.size)  # type: ignore[attr-defined]
         self._group = _Gloo(store, self.shard.rank, self.shard.size, options)
         self.meet()
 

@@ -17,6 +17,8 @@ from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_config import ModelConfig
 from pdserve.modelstore.errors import BadModel
 
+MOST_RANKS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -44,14 +46,10 @@ class Shard:
         size = self.size
         if size == 1:
             return whole
-        if whole.num_heads % size:
-            raise _indivisible("the query heads", size, num_heads=whole.num_heads)
-        if whole.num_kv_heads % size and size % whole.num_kv_heads:
-            raise _indivisible("the KV heads", size, num_kv_heads=whole.num_kv_heads)
-        widths = [whole.ffn_size] if whole.experts is None else [whole.ffn_size, whole.experts.ffn_size]
-        for width in widths:
-            if width % (2 * size):  # kernels take columns by twos
-                raise _indivisible("the feed-forward's columns, by twos,", size, width=width)
+        why = _indivisible(whole, size)
+        if why:
+            what, fields = why
+            raise BadModel(f"{what} can't be divided among so many ranks", tensor_parallel=size, **fields)
         return replace(
             whole,
             num_heads=whole.num_heads // size,
@@ -86,5 +84,22 @@ class KvPart:
         return [block_id * self.parts + self.index for block_id in block_ids]
 
 
-def _indivisible(what: str, size: int, **fields: object) -> BadModel:
-    return BadModel(f"{what} can't be divided among so many ranks", tensor_parallel=size, **fields)
+def possible_sizes(config: ModelConfig) -> list[int]:
+    """The numbers of ranks that a model can be divided among."""
+    return [size for size in range(1, MOST_RANKS + 1) if size == 1 or not _indivisible(config, size)]
+
+
+def _indivisible(config: ModelConfig, size: int) -> tuple[str, dict[str, object]] | None:
+    """What of a model can't be divided so, and how much there is of it."""
+    if config.num_heads % size:
+        return "the query heads", {"num_heads": config.num_heads}
+    if config.num_kv_heads % size and size % config.num_kv_heads:
+        return "the KV heads", {"num_kv_heads": config.num_kv_heads}
+    experts = config.experts
+    widths = [] if experts is not None and all(experts.layers) else [config.ffn_size]
+    if experts is not None:
+        widths.append(experts.ffn_size)
+    for width in widths:
+        if width % (2 * size):  # kernels take columns by twos
+            return "the feed-forward's columns, by twos,", {"width": width}
+    return None

@@ -33,5 +33,6 @@ def test_for_programs(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(capsys.readouterr().out)
     assert report["kv_bytes_per_token"] == {"bfloat16": 256, "float32": 512}
     assert report["blocks_in_memory"]["float32"] == (1 << 29) // (512 * 16)
+    assert report["tensor_parallel"] == [1, 2, 4]
     assert report["eos_token_ids"] == [2]
     assert report["has_chat_template"] is True

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from pdserve.engine.numerics import LinearKind, Precision
+from pdserve.engine.native import library
+from pdserve.engine.numerics import LinearKind, Precision, choose_precision
 from pdserve.engine.port import Row, RowOutput, Runner, SampleSpec, ScoreSpec
 from pdserve.modelstore.errors import BadModel
 from pdserve.sampling import SamplingParams
@@ -145,13 +146,18 @@ def test_ranks_that_share_a_head_compute_the_same_bits(tmp_path: Path) -> None:
             assert bool(first.any())
 
 
-def test_sixteen_bits_too(tmp_path: Path) -> None:
-    """Rounded sums differ, so that logits do; the tokens of a short text don't."""
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_sixteen_bits_too(tmp_path: Path, kernels: str) -> None:
+    """Rounded sums differ, so that logits do; the first tokens of a text don't."""
+    if kernels == "native" and not library.available():
+        pytest.skip(f"compiled kernels {library.why_none()}")
     folder = write_random_model(tmp_path, dtype=torch.bfloat16, **GQA)
     precision = Precision("bfloat16", torch.float32, torch.bfloat16, LinearKind.FBGEMM_HALF)
+    if kernels == "native":
+        precision = choose_precision("bfloat16", kernels="native")
     with ranks(folder, 4, precision=precision) as parallel:
         got, want = told(parallel.runner)[:3], told(whole(folder, precision=precision))[:3]
-        assert_same(got, want, tolerance=0.05)
+        assert_same(got, want, tolerance=0.1)
 
 
 def test_a_row_that_fits_nowhere_fails_alone(tmp_path: Path) -> None:
