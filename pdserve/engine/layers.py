@@ -12,6 +12,7 @@ from torch.nn import functional
 from pdserve.engine.device.packed_linear import packed_linear
 from pdserve.engine.kernel_caches import rounded_rows
 from pdserve.engine.native.linear import NativeLinear
+from pdserve.engine.native.packed import PackedLinear
 from pdserve.engine.numerics import LinearKind, Precision
 from pdserve.engine.row_tiles import RowSubject
 from pdserve.engine.stored_matrix import StoredMatrix
@@ -85,13 +86,15 @@ class _HalfProduct(torch.nn.Module):
 
 
 def make_linear(precision: Precision, weight: StoredMatrix, bias: Tensor | None = None) -> Linear:
-    """Pack one weight matrix for its precision; on a device, quantised ones stay as they are stored.
+    """Pack one weight matrix for its precision; on a device, and by compiled kernels, quantised ones stay as stored.
 
     weight  [out, in] as stored; rounded to the precision's 16 bits first where it has them, so that every kind of
             linear multiplies by the same numbers
     """
     if precision.device is not None and weight.is_quantised:
         return packed_linear(weight, bias, precision.device, precision.compute)
+    if precision.kernels is not None and weight.is_quantised:
+        return PackedLinear(precision.kernels, weight, bias)
     linear = _pack(precision, weight.values(), bias)
     if precision.product_tiles is None:
         return linear

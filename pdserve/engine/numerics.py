@@ -144,13 +144,19 @@ def has_native_bfloat16() -> bool:
     return any(bool(getattr(torch.cpu, name)()) for name in probes if hasattr(torch.cpu, name))
 
 
-def describe(precision: Precision, num_threads: int) -> str:
-    """What the bits of results depend on, as far as it can be named; beginning of the numerics fingerprint."""
+def describe(precision: Precision, num_threads: int, *, is_quantised: bool = False) -> str:
+    """What the bits of results depend on, as far as it can be named; beginning of the numerics fingerprint.
+
+    is_quantised  the model has weights that compiled kernels multiply by bytes, as they are stored
+    """
+    products = precision.linear.value
+    if precision.kernels is not None:
+        products = f"native-{precision.kernels.variant}{'-bytes' if is_quantised else ''}"
     return "/".join(
         (
             precision.name,
             str(precision.compute).removeprefix("torch."),
-            precision.linear.value if precision.kernels is None else f"native-{precision.kernels.variant}",
+            products,
             f"threads{num_threads}",
             torch.backends.cpu.get_cpu_capability().lower().replace(" ", ""),
             "bf16" if has_native_bfloat16() else "nobf16",

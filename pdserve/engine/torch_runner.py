@@ -92,7 +92,8 @@ class TorchRunner:
         if precision.kernels is not None and fits(self._heads, self._pool):
             self._native = NativeSteps(precision.kernels, self._pool, self._heads)
         trim_heap()
-        self._card = folder.card(describe(precision, self._num_threads), deterministic=deterministic)
+        numerics = describe(precision, self._num_threads, is_quantised=folder.weights.is_quantised)
+        self._card = folder.card(numerics, deterministic=deterministic)
         if tiles is not None:
             counts = "-".join(map(str, tiles.counts))
             proven = f"{self._card.numerics}/tiles{counts}/rows{PROVEN_ROWS}/bits{self._rehearse()}"

@@ -1,7 +1,8 @@
 """A model folder's weights, memory-mapped: safetensors (one file or shards) or a GGUF file with its tensor index.
 
 Nothing is read before a tensor is asked for. What has been packed is released again, so that a load needs the memory
-of the packed model and little more; workers on one host share the page cache.
+of the packed model and little more; workers on one host share the page cache. Quantised matrices that compiled kernels
+multiply as they are stored stay there for good.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class Weights:
     def num_bytes(self) -> int:
         """Of all tensors, as they are stored."""
         return sum(stored.num_bytes for stored in self._tensors.values())
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether any tensor is stored in blocks."""
+        return any(stored.type not in dequant.PLAIN for stored in self._tensors.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a stored tensor, torch order. Raises BadModel if it is missing."""

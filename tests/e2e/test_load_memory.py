@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.load_memory import LoadMemory, measure_apart
+from pdserve.engine.native import library
 from pdserve.engine.numerics import choose_precision
 from tests.support.processes import run_cli
 from tests.unit.engine_torch.random_model import write_random_model
@@ -62,3 +63,12 @@ def test_plain_weights(kind: str, dtype: str, folders: dict[str, Path]) -> None:
 def test_quantised_weights() -> None:
     assert run_cli("fetch", "smollm2-135m", limit_s=250).returncode == 0
     check(measure_apart("smollm2-135m", "float32"), 134_515_008, 49_152 * 576)
+
+
+@pytest.mark.skipif(not library.available(), reason="no compiled kernels here")
+def test_compiled_kernels_copy_no_quantised_weights() -> None:
+    assert run_cli("fetch", "smollm2-135m", limit_s=250).returncode == 0
+    found = measure_apart("smollm2-135m", "bfloat16")
+    print(found)
+    assert found.private_bytes < 16 * MB
+    assert found.peak_bytes < found.stored_bytes + 60 * MB

@@ -18,7 +18,7 @@ import torch
 from pdserve.modelstore.errors import BadModel
 
 _FOLDER = Path(__file__).parent
-_ABI = 5  # threads.c has the same number
+_ABI = 6  # threads.c has the same number
 #: best last
 VARIANTS = ("neon", "avx2", "avx512", "avx512-bf16")
 _PROBES = {
@@ -30,6 +30,7 @@ _PROBES = {
 _address, _count, _flag, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "pd_linear": (*(_address,) * 4, *(_count,) * 3, _flag),
+    "pd_packed_linear": (*(_address,) * 5, *(_count,) * 4, _flag),
     "pd_norm": (*(_address,) * 4, _count, _count, _number, _flag),
     "pd_gate": (_address, _address, _count, _count, _flag, _flag),
     "pd_attend": (

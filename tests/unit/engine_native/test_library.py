@@ -24,6 +24,7 @@ def test_auto_takes_the_best_variant_and_says_which() -> None:
     assert precision.kernels is not None
     assert precision.kernels.variant == library.supported()[-1]
     assert f"/native-{precision.kernels.variant}/" in describe(precision, 1)
+    assert f"/native-{precision.kernels.variant}-bytes/" in describe(precision, 1, is_quantised=True)
     assert precision.compute is precision.kernels.activations
 
 
