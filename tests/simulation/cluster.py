@@ -60,6 +60,7 @@ class SimCluster:
     step_s       what a step of the fake runners takes, none if None; not for runs that stop or hang workers
     device_checksums  what the memory of fake devices offers (posted links)
     skewed       whether each process has clocks of its own
+    launches_ahead  runners compute as late as a device may, and take a step before the last one is read
     tracer       of all processes
     """
 
@@ -81,6 +82,7 @@ class SimCluster:
         tokenizer: Tokenizer | None = None,
         device_checksums: tuple[str, ...] = (XXH3_64,),
         skewed: bool = False,
+        launches_ahead: bool = False,
         observer: Observer | None = None,
         tape: Tape | None = None,
         tracer: Tracer | None = None,
@@ -101,6 +103,7 @@ class SimCluster:
         self.tape = tape or Tape(clock, full=False)
         self.device_checksums = device_checksums
         self.tracer = tracer or Tracer.off()
+        self.launches_ahead = launches_ahead
         self._skewed = skewed
         self._num_serials = 0
         self.tasks = asyncio.TaskGroup()

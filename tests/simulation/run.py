@@ -114,6 +114,7 @@ class _Run:
                 row_token_ids=frozenset((ROW_POISON,)), step_token_ids=frozenset((STEP_POISON,))
             ),
             skewed=scenario.skewed,
+            launches_ahead=scenario.launches_ahead,
             observer=self,
             tape=tape,
             tracer=self._tracer,

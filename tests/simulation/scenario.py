@@ -18,7 +18,7 @@ from pdserve.service.router_config import RouterConfig
 from tests.simulation.cluster import Delays
 from tests.simulation.coverage import AIMS
 from tests.simulation.kinds import Fault, Kind, Moment
-from tests.simulation.plan import Plan, Traffic, draw_plans
+from tests.simulation.plan import STEP_POISON, Plan, Traffic, draw_plans
 from tests.support.memory_channel import WireKind
 
 BLOCK_SIZE = 16
@@ -38,7 +38,12 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """All that happens under one seed. eos_one_in: see FakeRule; skewed: each process has clocks of its own."""
+    """All that happens under one seed.
+
+    eos_one_in      see FakeRule
+    skewed          each process has clocks of its own
+    launches_ahead  engines compute as on a device: the next step is launched before the last one is read
+    """
 
     seed: int
     config: Config
@@ -50,6 +55,7 @@ class Scenario:
     window_tokens: int
     eos_one_in: int
     skewed: bool
+    launches_ahead: bool
 
     @property
     def device_checksums(self) -> tuple[str, ...]:
@@ -82,18 +88,28 @@ def draw_scenario(seed: int) -> Scenario:
     delays = _draw_delays(source, slow)
     if delays.kind in (WireKind.NCCL, WireKind.CUDA_IPC):
         config = replace(config, transport=replace(config.transport, kinds=(delays.kind.value, "stream")))
+    workers = _draw_workers(source, longest, tight=moment is Moment.QUEUED or kind is Kind.DRAIN_DECODE)
+    plans, faults = draw_plans(source, traffic), _draw_faults(source, kind, moment)
     return Scenario(
         seed=seed,
         config=config,
         delays=delays,
         router_ids=router_ids,
-        workers=_draw_workers(source, longest, tight=moment is Moment.QUEUED or kind is Kind.DRAIN_DECODE),
-        plans=draw_plans(source, traffic),
-        faults=_draw_faults(source, kind, moment),
+        workers=workers,
+        plans=plans,
+        faults=faults,
         window_tokens=source.choice((longest, 4096)),
         eos_one_in=source.choice((0, 0, 40)),
         skewed=source.random() < 0.7,
+        launches_ahead=_draw_ahead(seed, plans, faults),
     )
+
+
+def _draw_ahead(seed: int, plans: tuple[Plan, ...], faults: tuple[Fault, ...]) -> bool:
+    """Apart from all else that a seed decides. A step that fails ends a device's process, as KILL does: not here."""
+    if any(fault.kind in (Kind.FAIL_STEP_PREFILL, Kind.FAIL_STEP_DECODE) for fault in faults):
+        return False
+    return all(plan.poison != STEP_POISON for plan in plans) and random.Random(f"ahead/{seed}").random() < 0.5
 
 
 def _draw_workers(source: random.Random, longest: int, *, tight: bool) -> tuple[WorkerPlan, ...]:

@@ -33,6 +33,7 @@ from tests.simulation.ranked_runner import RankedFakeRunner
 from tests.simulation.step_time import StepClock
 from tests.simulation.tape import Tape
 from tests.simulation.wires import FabricDialer, NamesAreAddresses, address_of
+from tests.support.launching_runner import LateRunner
 from tests.support.memories import DeviceMemory, StagedMemory
 from tests.support.memory_channel import WireKind
 
@@ -123,7 +124,7 @@ class SimWorker:
         self._runner = BreakableRunner(runner, lambda what: cluster.observer.on_failure(self, what))
         model = LoadedModel(
             name=self._runner.card.name,
-            runner=self._runner,
+            runner=LateRunner(self._runner) if cluster.launches_ahead else self._runner,
             tokenizer_fingerprint=cluster.tokenizer.fingerprint,
             tokenizer_files=cluster.tokenizer.files,
             eos_token_ids=cluster.tokenizer.eos_token_ids,

@@ -1,14 +1,14 @@
-"""The fake model behind `LaunchingRunner`, as late as a device may be: a launched step touches its blocks only when it
-is collected. What was done to these blocks in between shows in somebody's text."""
+"""A runner behind `LaunchingRunner`, as late as a device may be: a launched step touches its blocks only when it is
+collected. What was done to these blocks in between shows in somebody's text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pdserve.engine.fake_rule import FakeRule
-from pdserve.engine.fake_runner import FakeRunner
-from pdserve.engine.port import Row, RowOutput
+from pdserve.engine.layout import KvLayout
+from pdserve.engine.port import ModelCard, Row, RowOutput, Runner
+from pdserve.kv_memory import KvMemory
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,30 @@ class LateStep:
     outputs: list[RowOutput]
 
 
-class LateRunner(FakeRunner):
+class LateRunner:
     """Checks the rules of the port."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, eos_one_in: int = 0) -> None:
-        super().__init__(num_blocks=num_blocks, block_size=block_size, rule=FakeRule(eos_one_in=eos_one_in))
+    def __init__(self, inner: Runner) -> None:
+        self._inner = inner
         self.in_flight: list[LateStep] = []
         self.log: list[str] = []
         self._failure = ""
         self._last: LateStep | None = None
+
+    @property
+    def card(self) -> ModelCard:
+        return self._inner.card
+
+    @property
+    def layout(self) -> KvLayout:
+        return self._inner.layout
+
+    @property
+    def pool(self) -> KvMemory:
+        return self._inner.pool
+
+    def run(self, rows: Sequence[Row]) -> list[RowOutput]:
+        return self._inner.run(rows)
 
     def launch(self, rows: Sequence[Row], after: Mapping[int, int] | None = None) -> LateStep:
         assert len(self.in_flight) < 2
@@ -58,7 +73,7 @@ class LateRunner(FakeRunner):
             assert launched.behind is not None
             token_id = launched.behind.outputs[source].token_id
             rows[index] = _known(rows[index], 0 if token_id is None else token_id)
-        launched.outputs.extend(self.run(rows))
+        launched.outputs.extend(self._inner.run(rows))
         return list(launched.outputs)
 
 

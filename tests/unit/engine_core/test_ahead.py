@@ -9,6 +9,7 @@ import pytest
 from pdserve.engine.engine import Engine
 from pdserve.engine.events import Sampled, StepDied
 from pdserve.engine.fake_rule import FakeRule
+from pdserve.engine.fake_runner import FakeRunner
 from pdserve.engine.scheduler import EngineLimits
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import StepFailed
@@ -30,7 +31,8 @@ from tests.unit.engine_core.building import (
 def late_engine(
     num_blocks: int = 64, *, eos_one_in: int = 0, max_batch: int = 64
 ) -> tuple[Engine, LateRunner]:
-    runner = LateRunner(num_blocks=num_blocks, block_size=4, eos_one_in=eos_one_in)
+    rule = FakeRule(eos_one_in=eos_one_in)
+    runner = LateRunner(FakeRunner(num_blocks=num_blocks, block_size=4, rule=rule))
     return Engine(runner, EngineLimits(max_batch=max_batch), VirtualClock()), runner
 
 

@@ -99,7 +99,7 @@ class TestMeteredRunner:
 class TestMeteredLaunches:
     def test_a_step_counts_from_when_the_one_before_it_was_read(self) -> None:
         clock, begun = VirtualClock(), list[bool]()
-        inner = LateRunner(num_blocks=4, block_size=16)
+        inner = LateRunner(FakeRunner(num_blocks=4, block_size=16))
         meter = MeteredLaunches(inner, clock, begun.append, Readings(iter((10.0, 16.0, 20.8, 30.0, 36.0))))
         assert isinstance(metered(inner, clock, begun.append, None), LaunchingRunner)
         waiting = metered(FakeRunner(num_blocks=4), clock, begun.append, None)
