@@ -37,6 +37,7 @@ from pdserve.bench.drive import Generates, LoadDriver, RequestRecord, Run
 from pdserve.bench.plan import Planned, PlanOptions, make_plan
 from pdserve.client import AsyncClient
 from pdserve.clock import SystemClock
+from pdserve.errors import WorkerLost
 from pdserve.percentile import percentile
 from pdserve.status import ModelInfo
 
@@ -52,7 +53,12 @@ PARTS = ("streams", "ttft", "interference")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One cell of one side. cpu_ms: a token, by process; parts: milliseconds of the router's timings, medians."""
+    """One cell of one side.
+
+    cpu_ms      processor time a token, by process
+    exposed_ms  of the KV's way, as the router tells it; None = nobody tells
+    gaps_ms     of all streams
+    """
 
     seconds: float
     num_tokens: int
@@ -124,7 +130,7 @@ class ServerSide:
 
     def __init__(self, client: Generates, model: ModelInfo, pids: Callable[[], dict[str, int]]) -> None:
         self._client = client
-        self._model = model
+        self.model = model
         self._pids = pids
 
     async def run(self, streams: int, prompt: int, tokens: int, seed: int) -> Told:
@@ -150,7 +156,7 @@ class ServerSide:
         options = PlanOptions(
             num_requests=streams, prompt_tokens=prompt, output_tokens=tokens, seed=seed * 10_000 + prompt
         )
-        return make_plan(options, self._model).requests
+        return make_plan(options, self.model).requests
 
     async def _drive(self, planned: Sequence[Planned], streams: int) -> Run:
         return await LoadDriver(self._client, CLOCK, concurrency=streams).run(planned, asyncio.Event())
@@ -203,7 +209,11 @@ async def start_vllm(stack: AsyncExitStack, model: str, info: ModelInfo) -> Serv
         return None
     weights = hugging_face(next(modelstore.resolve(model).glob("*.gguf")), ENVIRONMENTS / "models")
     cores, log = sorted(os.sched_getaffinity(0)), ENVIRONMENTS / "vllm-server.log"
-    door, _ = await stack.enter_async_context(running_vllm(python, weights, VLLM_PORT, cores, log))
+    try:
+        door, _ = await stack.enter_async_context(running_vllm(python, weights, VLLM_PORT, cores, log))
+    except (WorkerLost, TimeoutError) as error:
+        print(f"# vllm: left out, it didn't start: {error} ({log})", flush=True)
+        return None
     return ServerSide(door, info, dict)
 
 
@@ -236,7 +246,7 @@ async def measure(options: argparse.Namespace) -> None:
         for each in options.side or SIDES:
             name, _, flags = each.partition("=")
             servers[name] = await start_cluster(stack, options.model, flags)
-            info = servers[name]._model
+            info = servers[name].model
         if not options.side and (vllm := await start_vllm(stack, options.model, info)) is not None:
             servers["vllm"] = vllm
         every: dict[str, Side] = dict(servers)

@@ -98,6 +98,10 @@ def install(name: str) -> None:
         subprocess.run([*pip, "uninstall", "-y", *peer.without], check=True)
 
 
+class SideEnded(Exception):
+    """An engine that says nothing any more."""
+
+
 class Side:
     """One engine's process. It works when it is asked to, and is stopped otherwise."""
 
@@ -147,7 +151,7 @@ class Side:
             if line.startswith("{"):
                 found: dict[str, Any] = json.loads(line)
                 return found
-        raise SystemExit(f"{self.name} ended with {self._process.wait()}")
+        raise SideEnded(f"{self.name} ended with {self._process.wait()}")
 
 
 @contextlib.contextmanager
@@ -173,7 +177,10 @@ def sides(model: Path, dtype: str, threads: int) -> Iterator[list[Side]]:
             elif dtype == "file" and not peer.reads_gguf:
                 print(f"# {name}: doesn't read GGUF files", flush=True)
             else:
-                start(name, command, peer)
+                try:
+                    start(name, command, peer)
+                except SideEnded as error:
+                    print(f"# left out: {error}", flush=True)
         yield started
 
 

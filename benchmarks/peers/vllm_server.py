@@ -79,7 +79,7 @@ async def running_vllm(
     with log.open("w") as told:
         process = await asyncio.create_subprocess_exec(
             *(str(python), *command, "--host", "127.0.0.1", "--port", str(port)),
-            *(*flags, "--no-enable-prefix-caching", "--disable-log-requests"),
+            *(*flags, "--no-enable-prefix-caching"),
             env=environ,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=told,
