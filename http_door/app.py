@@ -46,6 +46,11 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 _CLOSE = {"connection": "close"}  # after a body that wasn't read
+# What these call the fields that errors name as completions have them.
+_NAMES = {
+    "/v1/chat/completions": {"prompt": "messages"},
+    "/v1/responses": {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +133,7 @@ class Endpoint:
             log.error("http.failed", path=self._path, error=type(found).__name__, details=str(found))
         if client.status:
             raise error  # in the middle of an answer: the server closes the connection
-        reply = reply_to(found)
+        reply = reply_to(found, _NAMES.get(self._path, {}))
         await client.answer(reply.status, reply.body, {**reply.headers, **_CLOSE})
         return str(reply.status)
 

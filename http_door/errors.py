@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -76,8 +78,8 @@ def refused_field(name: str, message: str, **fields: object) -> HttpRefusal:
     return HttpRefusal(400, message, param=name, code="", **fields)
 
 
-def reply_to(error: PdserveError) -> ErrorReply:
-    """What a client is told of an error."""
+def reply_to(error: PdserveError, names: Mapping[str, str] = MappingProxyType({})) -> ErrorReply:
+    """What a client is told of an error. names: of fields that its endpoint calls otherwise."""
     status = error.status if isinstance(error, HttpRefusal) else _STATUS.get(error.code, 500)
     if isinstance(error, InvalidRequest) and error.too_large == "message":
         status = 413
@@ -90,10 +92,11 @@ def reply_to(error: PdserveError) -> ErrorReply:
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    param = _param_of(error)
     told = {
         "message": message,
         "type": kind,
-        "param": _param_of(error) or None,
+        "param": names.get(param, param) or None,
         "code": _code_of(error, status),
     }
     return ErrorReply(status, {"error": told}, headers)

@@ -159,6 +159,28 @@ def test_what_is_wrong_is_named_only_where_it_is_a_field(
     assert (told["param"], told["code"]) == (param, code)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "params"),
+    [
+        ("/v1/completions", {"prompt": "x"}, ("prompt", "max_tokens")),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}]},
+            ("messages", "max_tokens"),
+        ),
+        ("/v1/responses", {"input": "x"}, ("input", "max_output_tokens")),
+    ],
+)
+async def test_a_field_has_the_name_that_its_endpoint_gives_it(
+    path: str, body: dict[str, Any], params: tuple[str, str]
+) -> None:
+    words = ("prompt and max_tokens don't fit the window", "max_tokens out of range")
+    for words_of_one, param in zip(words, params):
+        async with opened(ScriptedBackend(raising(errors.InvalidRequest(words_of_one)))) as door:
+            reply = await call(door.address, path, body)
+        assert (reply.status, reply.error["param"]) == (400, param)
+
+
 async def test_unknown_fields_are_ignored_or_refused_by_a_setting() -> None:
     body = {"prompt": "x", "frobnicate": 1}
     async with opened(ScriptedBackend()) as door:
