@@ -20,7 +20,7 @@ second one ends it at once.
 
 
 # Sockets of channels are then read by the thread that waits for gRPC's events, not by one of gRPC's own that wakes it:
-# a fifth less processor time a token, and more on a busy machine (docs/performance.md).
+# a tenth less of a gateway's processor time (docs/performance.md).
 _GRPC_SETTING, _GRPC_VALUE = "GRPC_EXPERIMENTS", "-event_engine_client"
 
 
