@@ -23,7 +23,8 @@ from kv_transfer.framing import (
 )
 from pdserve.kv_memory import ByteSpan
 from pdserve.sampling import TokenLogprobs
-from tests.contract.links.world import World, assert_handed_off
+from tests.contract.links.conftest import MakeWorld
+from tests.contract.links.world import World, assert_handed_off, innermost
 
 HEADER = struct.Struct("<2sBBIIII")
 
@@ -158,24 +159,29 @@ def test_frames_of_another_generation_are_stale(transport: str) -> None:
     world.close()
 
 
-@pytest.mark.parametrize("transport", ["stream-unix", "memory"])
-def test_what_a_later_version_adds_is_skipped_and_counted(transport: str) -> None:
-    """What version N − 1 must do for N to be able to add a field or a kind: the hand-off goes on."""
-    world = World(transport)
+@pytest.mark.parametrize("side", ["p", "d"])
+def test_what_a_later_version_adds_is_skipped_and_counted(make_world: MakeWorld, side: str) -> None:
+    """What version N − 1 must do for N to be able to add a field or a kind, either way: the hand-off goes on."""
+    world = make_world()
     prefill, decode = world.node("p"), world.node("d")
     world.pair(prefill, decode)
-    world.open(prefill, decode, 1, num_blocks=2)
-    world.settle()
-    [link] = prefill.owner._links
-    ready = msgpack.packb({"lease": 1, "upto": 0, "block_ids": [], "added_later": {"x": [1, None]}})
-    link._channel.send(enveloped(Kind.READY, ready, link.generation))
-    link._channel.send(enveloped(200, msgpack.packb({"lease": 1}), link.generation))
-    world.run(lambda: decode.owner.metrics.unknown == {"field": 1, "kind": 1})
+    sender, hearer = (prefill, decode) if side == "p" else (decode, prefill)
+    [link] = sender.owner._links
+    connection = innermost(link._channel)  # what it is wrapped in knows the kinds of this version only
+    ping = msgpack.packb({"added_later": {"x": [1, None]}})
+    connection.send(enveloped(Kind.PING, ping, link.generation))
+    connection.send(enveloped(200, msgpack.packb({"lease": 1}), link.generation))
+    world.run(lambda: hearer.owner.metrics.unknown == {"field": 1, "kind": 1})
+    if side == "p":
+        world.open(prefill, decode, 1, num_blocks=2)
+        world.settle()
+        more = {"lease": 1, "upto": 0, "block_ids": [], "added_later": 1}
+        connection.send(enveloped(Kind.READY, msgpack.packb(more), link.generation))
+        world.run(lambda: hearer.owner.metrics.unknown == {"field": 2, "kind": 1})
     sent = world.hand_off(prefill, decode, 2, num_blocks=2)
     world.wait_ends(2, prefill, decode)
     assert_handed_off(prefill, decode, 2, sent)
-    assert not decode.owner.metrics.malformed and prefill.owner.metrics.unknown == {}
-    world.close()
+    assert not hearer.owner.metrics.malformed and sender.owner.metrics.unknown == {}
 
 
 @pytest.mark.parametrize(

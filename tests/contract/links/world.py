@@ -313,7 +313,7 @@ class World:
             network.waiter()._selector
             for node in self.nodes
             if not node.is_stopped and not node.is_gone
-            for network in [_innermost(node.network)]
+            for network in [innermost(node.network)]
             if isinstance(network, StreamNetwork)
         ]
         if not selectors:
@@ -377,7 +377,7 @@ class World:
             self.copies[node.ref.id].die()
         node.owner._network.close()
         for link in node.owner._links:
-            _innermost(link._channel).close("killed")
+            innermost(link._channel).close("killed")
 
     def close(self) -> None:
         for node in self.nodes:
@@ -385,9 +385,11 @@ class World:
         self._unix_dir.cleanup()
 
 
-def _innermost(outer: Any) -> Any:
+def innermost(outer: Any) -> Any:
     """The network, or channel, that the others are wrapped around."""
-    while (inner := getattr(outer, "_inner", None) or getattr(outer, "control", None)) is not None:
+    while inner := next(
+        (vars(outer)[name] for name in ("_inner", "control", "_control") if name in vars(outer)), None
+    ):
         outer = inner
     return outer
 
