@@ -1,7 +1,7 @@
 """Everything that only a GPU can prove, on one, in eight minutes: `python scripts/gpu_check.py --json gpu.json`.
 
 Needs this repository's requirements and a torch for CUDA; nothing is fetched. With --dry-run it runs anywhere: a small
-model on the CPU, doubles in place of NCCL and CUDA IPC.
+model on the CPU, doubles in place of NCCL, CUDA IPC and copies to the host.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ STEPS = (
     CheckStep("speed", ("speed",), 90.0),
     CheckStep("cuda_ipc", ("links", "--kind", "cuda_ipc"), 60.0),
     CheckStep("nccl", ("links", "--kind", "nccl"), 90.0),
+    CheckStep("stream", ("links", "--kind", "stream"), 60.0),
+    CheckStep("stream_to_cpu", ("links", "--kind", "stream", "--on-cpu", "d"), 60.0),
+    CheckStep("stream_from_cpu", ("links", "--kind", "stream", "--on-cpu", "p"), 60.0),
     CheckStep("cluster", ("cluster", "--kind", "cuda_ipc"), 120.0),
 )
 

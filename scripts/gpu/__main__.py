@@ -16,8 +16,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("scripts.gpu", description=__doc__)
     parser.add_argument("step", choices=("environment", "kernels", "engine", "speed", "links", "cluster"))
     parser.add_argument(
-        "--kind", choices=("cuda_ipc", "nccl"), default="cuda_ipc", help="of links and cluster"
+        "--kind", choices=("cuda_ipc", "nccl", "stream"), default="cuda_ipc", help="of links and cluster"
     )
+    parser.add_argument("--on-cpu", choices=("p", "d"), default="", help="links: whose pool lies there")
     parser.add_argument("--gpus", default="0,0", metavar="P,D", help="numbers of the GPUs of both workers")
     parser.add_argument("--folder", type=Path, required=True, help="for files that later steps use, too")
     parser.add_argument("--out", type=Path, required=True)
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         case "links":
             from scripts.gpu.links import check_links
 
-            found = check_links(place, options.kind)
+            found = check_links(place, options.kind, options.on_cpu)
         case _:
             from scripts.gpu.cluster import check_cluster
 

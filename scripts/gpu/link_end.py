@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from kv_transfer import messages
-from kv_transfer.link_facts import LinkFacts
+from kv_transfer.link_facts import STREAM, LinkFacts
 from kv_transfer.owner import TransferOwner
 from kv_transfer.transports.stream import StreamNetwork
 from pdserve.clock import SystemClock
@@ -81,7 +81,7 @@ class _End:
             me=ref(role, number),
             facts=LinkFacts(
                 layout_json=layout.wire_json(), weights_fingerprint="w", tokenizer_fingerprint="t", numerics="n",
-                checksums=(), transports=(kind,),
+                checksums=seen.checksums if kind == STREAM else (), transports=(kind,),
             ),
             pool=seen, layout=layout,
             network=self._devices.over(self._stream),
@@ -147,7 +147,9 @@ class _End:
         lost, counts = self._owner.metrics.links_lost, self._devices.counts()
         if lost > self._num_lost:
             self._num_lost, self._lost_s = lost, _CLOCK.now_s()
-        if self._lost_s is not None and not (counts.num_communicators or counts.num_mapped_pools):
+        if self._lost_s is not None and not (
+            counts.num_communicators or counts.num_mapped_pools or counts.num_staging_copies
+        ):
             self._pipe.send(("freed", _CLOCK.now_s() - self._lost_s))
             self._lost_s = None
 

@@ -1,4 +1,5 @@
-"""P and D as two processes over CUDA IPC or NCCL: three sizes beside a copy, either killed meanwhile, paired again."""
+"""P and D as two processes, over CUDA IPC, NCCL, or a stream through pinned memory, of which one may be a CPU's: three
+sizes beside a copy, either killed meanwhile, paired again."""
 
 from __future__ import annotations
 
@@ -25,13 +26,16 @@ _ROUNDS = 5
 _UNSOUND = 1  # how an owner that raised ends here; in a worker it is exit code 4
 
 
-def check_links(place: GpuPlace, kind: str) -> dict[str, Any]:
-    """Raises AssertionError where a byte is wrong, a pair doesn't come up (again), or a lease isn't ended."""
-    layout = _layout(place)
-    folder = place.folder / f"links-{kind}-{place.prefill}-{place.decode}"
+def check_links(place: GpuPlace, kind: str, on_cpu: str = "") -> dict[str, Any]:
+    """on_cpu: "p" or "d", whose pool lies there (stream).
+
+    Raises AssertionError where a byte is wrong, a pair doesn't come up (again), or a lease isn't ended.
+    """
+    layout = _layout(place, kind)
+    folder = place.folder / f"links-{kind}-{place.prefill}-{place.decode}{on_cpu}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found: dict[str, Any] = {"block_kib": layout.block_bytes >> 10, "sizes": []}
-    with _pair(place, kind, layout, folder) as pair:
+    with _pair(place, kind, layout, folder, on_cpu) as pair:
         found["paired_s"] = pair.connect()
         found["copy_gb_per_s"] = copy = _copy_gb_per_s(place, layout)
         for part in (64, 8, 1):
@@ -49,7 +53,8 @@ def check_links(place: GpuPlace, kind: str) -> dict[str, Any]:
 class _Pair:
     """Both ends; each process that is started takes the next number."""
 
-    def __init__(self, place: GpuPlace, kind: str, layout: KvLayout, folder: Path) -> None:
+    def __init__(self, place: GpuPlace, kind: str, layout: KvLayout, folder: Path, on_cpu: str) -> None:
+        self._on_cpu = on_cpu
         self._place = place
         self._kind = kind
         self._layout = layout
@@ -66,7 +71,9 @@ class _Pair:
         context = multiprocessing.get_context("spawn")
         self._pipes[role], theirs = context.Pipe()
         gpu = None
-        if not self._place.is_dry:
+        if self._place.is_dry:
+            os.environ["PDSERVE_STAGING"] = "" if role == self._on_cpu else "double"
+        elif role != self._on_cpu:
             gpu = self._place.prefill if role == "p" else self._place.decode
             # NCCL takes two processes on one GPU for a mistake, unless they seem to be on two hosts.
             os.environ["NCCL_HOSTID"] = role if self._place.prefill == self._place.decode else "one"
@@ -88,14 +95,14 @@ class _Pair:
         while not transport:  # the last peer's end, or a first try that failed
             assert _CLOCK.now_s() < began_s + _LIMIT_S, reason
             transport, reason = self._hear("p", "up")
-        assert transport == self._kind, (transport, reason)
+        assert transport.startswith(self._kind), (transport, reason)
         return _CLOCK.now_s() - began_s
 
     def hand_off(self, num_blocks: int) -> dict[str, Any]:
         """A whole lease, each byte right."""
         self._begin(num_blocks)
         moved: dict[str, Any] = self._end_of("d")
-        assert moved.get("right") is True and moved["transport"] == self._kind, moved
+        assert moved.get("right") is True and moved["transport"].startswith(self._kind), moved
         closed = self._end_of("p")
         assert closed["error"] == "", closed
         return moved
@@ -115,7 +122,7 @@ class _Pair:
                 "noticed_s": _CLOCK.now_s() - killed_s,
                 "lease": ended.get("error", "handed off before"),
             }
-            if other == "d" or self._kind == "nccl":
+            if other == "d" or self._kind != "cuda_ipc":
                 (found["freed_s"],) = self._hear(other, "freed")
         except EOFError:  # its device was broken by it: a worker's supervisor would start another
             self.processes[other].join()
@@ -149,8 +156,8 @@ class _Pair:
 
 
 @contextmanager
-def _pair(place: GpuPlace, kind: str, layout: KvLayout, folder: Path) -> Iterator[_Pair]:
-    pair = _Pair(place, kind, layout, folder)
+def _pair(place: GpuPlace, kind: str, layout: KvLayout, folder: Path, on_cpu: str) -> Iterator[_Pair]:
+    pair = _Pair(place, kind, layout, folder, on_cpu)
     try:
         for role in "dp":
             pair.start(role)
@@ -161,14 +168,20 @@ def _pair(place: GpuPlace, kind: str, layout: KvLayout, folder: Path) -> Iterato
             process.join()
 
 
-def _layout(place: GpuPlace) -> KvLayout:
-    """Blocks of a Llama 8B's size; 4 GiB of them on a GPU."""
+def _layout(place: GpuPlace, kind: str) -> KvLayout:
+    """Blocks of a Llama 8B's size; 4 GiB of them on a GPU, 256 MiB where the host has to carry and check them."""
     if place.is_dry:
         return KvLayout(
             num_blocks=64, kv_heads=2, layers=4, block_size=16, head_dim=64, dtype="bfloat16", item_bytes=2
         )
     return KvLayout(
-        num_blocks=2048, kv_heads=8, layers=32, block_size=16, head_dim=128, dtype="bfloat16", item_bytes=2
+        num_blocks=128 if kind == "stream" else 2048,
+        kv_heads=8,
+        layers=32,
+        block_size=16,
+        head_dim=128,
+        dtype="bfloat16",
+        item_bytes=2,
     )
 
 

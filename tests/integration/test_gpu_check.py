@@ -17,13 +17,12 @@ def _report(path: Path) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["cuda_ipc", "nccl"])
+@pytest.mark.parametrize("kind", ["cuda_ipc", "nccl", "stream", "stream --on-cpu d", "stream --on-cpu p"])
 def test_links_of_a_dry_run(kind: str, tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    assert (
-        main([CheckStep(kind, ("links", "--kind", kind), 120.0)], "", ["--dry-run", "--json", str(out)]) == 0
-    )
-    found = _report(out)[kind]["found"]
+    step = CheckStep("links", ("links", "--kind", *kind.split()), 120.0)
+    assert main([step], "", ["--dry-run", "--json", str(out)]) == 0
+    found = _report(out)["links"]["found"]
     assert isinstance(found, dict)
     assert len(found["sizes"]) == 3 and found["prefill_killed"]["other_lives"]
 
