@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -18,7 +17,6 @@ from tests.contract.links.world import (
     World,
     assert_at_rest,
     assert_handed_off,
-    facts,
     link_states,
 )
 from tests.support.faulty_link import Action, Drawn, OnKind
@@ -207,25 +205,23 @@ def test_a_process_that_was_stopped_doesnt_take_its_own_time_for_the_devices(wor
 # --- slots
 
 
-def test_peers_that_stand_still_leave_every_other_link_its_slot(world: World) -> None:
+def test_peers_that_stand_still_leave_every_other_link_its_slot() -> None:
     """Three take nothing of what they asked for, from a prefill worker with eight slots for four links."""
-    large = replace(LAYOUT, num_blocks=40, head_dim=1024)
-    prefill = world.node("p", max_links=4, layout=large, link_facts=facts(layout_json=large.wire_json()))
-    decodes = [
-        world.node(f"d{index}", layout=large, link_facts=prefill.owner._facts, pull_window_bytes=4 << 20,
-                   piece_bytes=1 << 18) for index in range(4)
-    ]  # fmt: skip
+    world = World("memory")  # whose connections take two pieces that nobody reads
+    prefill = world.node("p", max_links=4, is_staged=True)
+    decodes = [world.node(f"d{index}", pull_window_bytes=1 << 20) for index in range(4)]
     for decode in decodes:
         world.pair(prefill, decode)
     for lease_id, decode in enumerate(decodes[:3]):
-        world.hand_off(prefill, decode, lease_id, num_blocks=10)
+        world.hand_off(prefill, decode, lease_id, num_blocks=NUM_BLOCKS)
         world.run(lambda decode=decode, lease_id=lease_id: decode.is_pulling(lease_id))  # type: ignore[misc]
         decode.is_stopped = True
     world.sleep(1.0)
-    assert prefill.owner.metrics.open_leases == 3, "they wait for their peers, with all that they could take"
+    assert world.staging["p"].used_bytes >= 7 * LAYOUT.block_bytes, "they hold all that they may"
     sent = world.hand_off(prefill, decodes[3], 9, num_blocks=4)
     world.wait_ends(9, prefill, decodes[3], for_s=1.0)
     assert_handed_off(prefill, decodes[3], 9, sent)
+    world.close()
 
 
 def test_no_more_is_held_than_was_configured_and_nothing_at_rest() -> None:

@@ -95,6 +95,7 @@ class World:
         )
         self.ipc = IpcFabric(schedule=self._schedule, delay=lambda: self.random.random() * 1e-4)
         self.copies: dict[str, LoopCopies] = {}
+        self.staging: dict[str, Staging] = {}
 
     @property
     def shown_as(self) -> str:
@@ -231,7 +232,7 @@ class World:
             delay=lambda: self.random.random() * 1e-4,
             wake=lambda: None,
         )
-        return Staging(
+        made = self.staging[name] = Staging(
             copies,
             copies.memory,
             block_bytes=layout.block_bytes,
@@ -240,6 +241,7 @@ class World:
             clock=self.clock,
             lease_s=timeouts.lease_s,
         )
+        return made
 
     # --- time and turns
 
