@@ -101,7 +101,7 @@ def _errors(source: random.Random, device: Device) -> dict[str, float]:
     def there(tensor: Tensor) -> Tensor:
         return tensor.to(device.torch_device)
 
-    for make in candidates(device):
+    for make in candidates(device, layout, heads, torch.float32):
         kernels = make(pool, heads)
         got = there(torch.empty_like(queries))
         kernels.attend_singles(_LAYER, there(queries[:3]), there(singles), there(ends), got[:3])

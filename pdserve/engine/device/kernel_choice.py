@@ -17,6 +17,7 @@ from pdserve.engine.attention import Heads
 from pdserve.engine.device.device_pool import DevicePool
 from pdserve.engine.device.devices import Device
 from pdserve.engine.device.paged_attention import GatheredKernels, PagedKernels
+from pdserve.engine.device.varlen_kernels import VarlenKernels, varlen_attend
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.numerics import Precision
 from pdserve.errors import Incompatible
@@ -31,15 +32,22 @@ _ROW_TOKENS = 1024
 _WITHIN = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
-def candidates(device: Device) -> list[MakeKernels]:
-    """The reference first."""
+def candidates(device: Device, layout: KvLayout, heads: Heads, compute: torch.dtype) -> list[MakeKernels]:
+    """The reference first. layout, heads, compute: of the model; not all kernels have all of them."""
     found: list[MakeKernels] = [GatheredKernels]
     if device.torch_device.type == "cuda":
         # Not everywhere: it comes with torch's builds for GPUs.
         from pdserve.engine.device.triton_attention import TritonKernels
 
         num_processors = device.num_processors
-        found.append(lambda pool, heads: TritonKernels(pool, heads, num_processors))
+
+        def make_triton(pool: DevicePool, heads: Heads) -> PagedKernels:
+            return TritonKernels(pool, heads, num_processors)
+
+        found.append(make_triton)
+        attend = varlen_attend(layout, heads, compute)
+        if attend is not None:
+            found.append(lambda pool, heads: VarlenKernels(pool, heads, make_triton(pool, heads), attend))
     return found
 
 
@@ -55,7 +63,8 @@ def choose_kernels(
 
     layout, heads, precision  of the model
     width  block ids that a row of a step has, if that is more than it needs: as in graphs
-    Raises Incompatible if one doesn't agree: who computes wrongly here may do so elsewhere.
+    Raises Incompatible if one doesn't agree: who computes wrongly here may do so elsewhere. One that refuses such a
+    step before it is launched is left out.
     """
     if len(makers) == 1:
         return makers[0]
@@ -65,7 +74,13 @@ def choose_kernels(
     fastest = makers[0]
     for make in makers:
         kernels = make(trial.pool, trial.heads)
-        error = float((trial.outputs(make) - want).abs().max())
+        try:
+            error = float((trial.outputs(make) - want).abs().max())
+        except (torch.AcceleratorError, torch.OutOfMemoryError):
+            raise  # the device's own
+        except RuntimeError as refused:  # a build of torch without them, a width that they haven't
+            log.warning("engine.kernels_refused", kernels=kernels.name, reason=str(refused)[:200])
+            continue
         if not error <= _WITHIN[precision.compute]:  # NaN isn't
             raise Incompatible("a kernel of this device computes wrongly", kernels=kernels.name, error=error)
         try:

@@ -96,7 +96,12 @@ class DeviceRunner:
         has_graphs = folder.config.experts is None
         with torch.inference_mode():
             self._make_kernels = choose_kernels(
-                candidates(device), device, self._layout, self._heads, precision, window if has_graphs else 0
+                candidates(device, self._layout, self._heads, precision.compute),
+                device,
+                self._layout,
+                self._heads,
+                precision,
+                window if has_graphs else 0,
             )
         self._make_pool(precision)
         self._card = replace(

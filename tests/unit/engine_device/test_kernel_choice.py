@@ -84,6 +84,32 @@ def test_what_is_timed_has_the_tables_of_a_graph() -> None:
     assert widths == [64, 100, 64, 200, 64, 64]
 
 
+class Refusing(Other):
+    """As torch's are where it was built without them."""
+
+    refusal: type[RuntimeError] = RuntimeError
+
+    def attend_singles(
+        self, layer: int, queries: Tensor, blocks: Tensor, ends: Tensor, outputs: Tensor
+    ) -> None:
+        raise self.refusal("not built with them")
+
+
+class Broken(Refusing):
+    """The device reports an error."""
+
+    refusal = torch.AcceleratorError
+
+
+def test_one_that_refuses_is_left_out_and_one_that_breaks_is_not() -> None:
+    with capture_logs() as lines:
+        assert choose([GatheredKernels, Refusing], [1e-4]) == "gathered"
+    assert [line["event"] for line in lines] == ["engine.kernels_refused", "engine.kernels"]
+    assert (lines[0]["kernels"], lines[0]["reason"]) == ("other", "not built with them")
+    with pytest.raises(torch.AcceleratorError):
+        choose([GatheredKernels, Broken], [1e-4])
+
+
 @pytest.mark.parametrize("wrong", [Wrong, Poisoned])
 def test_one_that_computes_wrongly_is_not_served_with(wrong: type[Wrong]) -> None:
     with pytest.raises(Incompatible, match=r"computes wrongly.*kernels=other"):
@@ -91,5 +117,5 @@ def test_one_that_computes_wrongly_is_not_served_with(wrong: type[Wrong]) -> Non
 
 
 def test_a_cpu_has_nothing_to_choose() -> None:
-    assert candidates(CpuDevice()) == [GatheredKernels]
+    assert candidates(CpuDevice(), LAYOUT, HEADS, torch.float32) == [GatheredKernels]
     assert choose([GatheredKernels], []) == "gathered"
