@@ -98,17 +98,20 @@ INLINE vi add_products(vi sum, vu weights, uint32_t x, int is_signed) {
 #endif
 }
 
+/* Unrolled, or the sums would go through memory. */
+#define EACH_OF(num) _Pragma("clang loop unroll(full)") for (int j = 0; j < (num); j++)
+
 /* Add num_groups of a chunk to num_rows rows of sums, [row][16]. `part` of each line. */
 INLINE void multiply(int kind, const Chunk *chunk, int num_groups, const Activations *x, int64_t stride, int num_rows, int part,
                      float (*sums)[STRIP]) {
     const int has_halves = kind == Q6_K, is_signed = kind == Q8_0;
     vf acc[ROWS];
-    for (int j = 0; j < num_rows; j++) acc[j] = LOAD(vf, sums[j] + part * W);
+    EACH_OF(num_rows) acc[j] = LOAD(vf, sums[j] + part * W);
     for (int group = 0; group < num_groups; group++) {
         vu line[GROUP_LINES];
         for (int i = 0; i < GROUP_LINES; i++) line[i] = LOAD(vu, chunk->lines[group][i] + part * W);
         vf scale = LOAD(vf, chunk->scales[group][0] + part * W), low = LOAD(vf, chunk->lows[group][0] + part * W);
-        for (int j = 0; j < num_rows; j++) {
+        EACH_OF(num_rows) {
             const Activations *own = x + j * stride + group;
             vi sum = (vi)0, second = (vi)0;
             for (int i = 0; i < GROUP_LINES / 2; i++) {
@@ -127,7 +130,7 @@ INLINE void multiply(int kind, const Chunk *chunk, int num_groups, const Activat
             if (kind != Q8_0 || BYTE_OFFSET != 0) acc[j] = fma_(low, splat(own->sum), acc[j]);
         }
     }
-    for (int j = 0; j < num_rows; j++) STORE(sums[j] + part * W, acc[j]);
+    EACH_OF(num_rows) STORE(sums[j] + part * W, acc[j]);
 }
 
 #define CASE(n) \
