@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from pdserve.engine.layout import KvLayout
 from pdserve.kv_memory import HostMemory
 
 H, L, S, D = 3, 4, 8, 12
+HUGE_PAGE = 2 << 20
 
 
 def make_pool(dtype: torch.dtype, num_blocks: int = 10, head_dim: int = D) -> KvPool:
@@ -113,6 +117,31 @@ class NotingMemory(HostMemory):
     def prepare(self, end: int) -> None:
         self.ends.append(end)
         super().prepare(end)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_memory_grows_with_the_blocks_that_are_used() -> None:
+    """A pool of a gigabyte takes none of it at first."""
+    layout = KvLayout(
+        num_blocks=2048, kv_heads=4, layers=32, block_size=16, head_dim=64, dtype="bfloat16", item_bytes=2
+    )
+    assert layout.pool_bytes == 1 << 30
+    before = resident_bytes()
+    pool = KvPool(layout, torch.bfloat16)
+    fresh = resident_bytes() - before
+    used = [0, 1, 2, 700]
+    pool.prepare(used)
+    for block in used:
+        pool.tensor[block] = 1.0
+    pages = len(used) * (layout.block_bytes + 2 * HUGE_PAGE)
+    assert fresh < HUGE_PAGE
+    assert len(used) * layout.block_bytes // 2 < resident_bytes() - before < pages + HUGE_PAGE
+
+
+def resident_bytes() -> int:
+    """Anonymous memory of this process."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line)
+    return int(line.split()[1]) * 1024
 
 
 def test_memory_is_made_ready_before_a_step_writes_it() -> None:
