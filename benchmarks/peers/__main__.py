@@ -1,13 +1,13 @@
 """Prefill and decode speed beside other engines for CPUs, in one run, on the same weights and threads.
 
     python -m benchmarks.peers --install openvino --install llama.cpp --install vllm
-    python -m benchmarks.peers [--model smollm2-135m] [--dtype bf16|file] [--threads 2] [--rounds 5] [--cell NAME …]
+    python -m benchmarks.peers [--model smollm2-135m] [--dtype bf16|q8_0|q4_0|file] [--threads 2] [--rounds 5] …
 
 Each engine is a process in an environment of its own under build/peers; one that isn't installed is left out by name.
 transformers is in ours, and computes in the dtype that is fastest on this CPU. They take turns, and those that wait are
 stopped (SIGSTOP), so that no thread of theirs spins. Ratios are theirs ÷ ours in seconds, round by round: above 1, ours
-is faster. With bf16, the weights of the model's file are widened once to 16 bits; with `file` each engine that can
-read it takes the file as it is, quantised.
+is faster. With bf16, the weights of the model's file are widened once to 16 bits; with q8_0 and q4_0 all matrices are
+written in that format, and each engine that reads GGUF files takes that one; with `file` it takes the file as it is.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 ENVIRONMENTS = ROOT / "build" / "peers"
 START_LIMIT_LINES = 1_000  # of what an engine says before it is ready
+QUANTISED = ("q8_0", "q4_0")
 LONG_TOKENS = 4_000  # a longer prompt takes many seconds
 
 Weights = Callable[[Path, Path], Path]
@@ -161,7 +162,8 @@ def sides(model: Path, dtype: str, threads: int) -> Iterator[list[Side]]:
         started: list[Side] = []
 
         def start(name: str, command: list[str], peer: Peer) -> None:
-            file = model if dtype == "file" else peer.wide(model, ENVIRONMENTS / "models")
+            make = gguf_of(GGMLQuantizationType[dtype.upper()]) if dtype in QUANTISED else peer.wide
+            file = model if dtype == "file" else make(model, ENVIRONMENTS / "models")
             environ = worker_environ() if name == "pdserve" else dict(os.environ)
             side = Side(name, [*command, str(file), str(threads)], environ)
             stack.callback(side.end)
@@ -174,7 +176,7 @@ def sides(model: Path, dtype: str, threads: int) -> Iterator[list[Side]]:
             command = command_of(name)
             if command is None:
                 print(f"# {name}: not installed (--install {name})", flush=True)
-            elif dtype == "file" and not peer.reads_gguf:
+            elif dtype != "bf16" and not peer.reads_gguf:
                 print(f"# {name}: doesn't read GGUF files", flush=True)
             else:
                 try:
@@ -213,7 +215,7 @@ def main() -> None:
     installed = [name for name, peer in PEERS.items() if peer.requirements]
     parser.add_argument("--install", action="append", choices=installed, help="and measure nothing")
     parser.add_argument("--model", default="smollm2-135m", help="alias or .gguf file")
-    parser.add_argument("--dtype", choices=["bf16", "file"], default="bf16")
+    parser.add_argument("--dtype", choices=["bf16", *QUANTISED, "file"], default="bf16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5, help="after one that doesn't count")
     names = [name_of(cell) for cell in CELLS]

@@ -1,4 +1,4 @@
-"""The same model in 16 bits, so that every engine reads as many bytes: a GGUF file, or a Hugging Face folder."""
+"""The same model in one format, so that every engine reads as many bytes: a GGUF file, or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_COPIED = (".gguf", ".safetensors", "tensors.json", ".index.json")
 
 
 def widened(source: Path, folder: Path, kind: GGMLQuantizationType) -> Path:
-    """All matrices as BF16 or F16. Written once; the file's path."""
+    """All matrices as BF16, F16, Q8_0 or Q4_0. Written once; the file's path."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{_short_name(source)}-{kind.name.lower()}.gguf"
     if target.exists():
@@ -34,7 +34,7 @@ def widened(source: Path, folder: Path, kind: GGMLQuantizationType) -> Path:
             continue
         item = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), field.types[0], item)
-    writer.add_file_type(LlamaFileType.MOSTLY_F16 if kind.name == "F16" else LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(LlamaFileType[f"MOSTLY_{kind.name}"])
     for tensor in reader.tensors:
         values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         if len(tensor.shape) <= _KEPT_F32:
