@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import modelstore
-from pdserve.errors import UnknownModel
 from pdserve.sampling import SamplingParams
 from pdserve.tokenizer import Tokenizer
 from tests.reference.prompts import TEXTS
@@ -35,21 +33,13 @@ FOLLOW_UPS = ("\n\nAnd", " because", "\n", " — 你好", " 1.", "<|im_end|>\n",
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    try:
-        return modelstore.resolve("smollm2-135m")
-    except UnknownModel:
-        return modelstore.fetch(modelstore.ALIASES["smollm2-135m"])
+def tokenizer(smollm2: Path) -> Tokenizer:
+    return Tokenizer.load(smollm2)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.load(folder)
-
-
-@pytest.fixture(scope="module")
-def shelves(folder: Path, tokenizer: Tokenizer) -> dict[str, Shelf]:
-    return {dtype: Shelf(folder, tokenizer, dtype=dtype) for dtype in ("float32", "bfloat16")}
+def shelves(smollm2: Path, tokenizer: Tokenizer) -> dict[str, Shelf]:
+    return {dtype: Shelf(smollm2, tokenizer, dtype=dtype) for dtype in ("float32", "bfloat16")}
 
 
 def script(

@@ -11,9 +11,7 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator
 
-from pdserve import modelstore
 from pdserve.client import Client
-from pdserve.errors import UnknownModel
 from pdserve.request import GenerateRequest
 from pdserve.sampling import SamplingParams
 from tests.support.processes import LocalCluster
@@ -30,14 +28,9 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    try:
-        modelstore.resolve(MODEL)
-    except UnknownModel:
-        modelstore.fetch(modelstore.ALIASES[MODEL])
-    with LocalCluster(tmp_path_factory.mktemp("openai"), "--model", MODEL, "--dtype", "float32") as made:
-        yield made
+@pytest.fixture
+def cluster(smollm2_cluster: LocalCluster) -> LocalCluster:
+    return smollm2_cluster
 
 
 @pytest.fixture

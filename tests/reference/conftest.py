@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 
-from pdserve import modelstore
-from pdserve.errors import UnknownModel
 from tests.reference.llama_reference import load_reference
+from tests.support.packaged import packaged
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The folder of the packaged model."""
-    try:
-        return modelstore.resolve("smollm2-135m")
-    except UnknownModel:
-        return modelstore.fetch(modelstore.ALIASES["smollm2-135m"])
+    return packaged("smollm2-135m")
 
 
 @pytest.fixture(scope="session")
