@@ -11,6 +11,11 @@ PROTO_VENV := .venv-proto
 PROTO_TOOLS := grpcio-tools==1.76.0 mypy-protobuf==5.1.0
 PROTO_FILES := $(sort $(wildcard proto/pdserve/rpc/v1/*.proto))
 PROTO_OUT ?= .
+# Clients of the field, each in an environment of its own: .venv-NAME has PINS_NAME.
+PINS_clients := langchain-openai==1.7.4 litellm==1.110.2 'lm-eval[api]==0.4.13' transformers==5.24.0
+PINS_aiperf := aiperf==0.13.0
+PINS_guidellm := guidellm==0.8.1 torch==2.13.0
+CLIENT_VENVS := .venv-clients .venv-aiperf .venv-guidellm
 # An installation compiles them.
 KERNELS := setup.py pdserve/engine/native/build.py $(wildcard pdserve/engine/native/kernels/*)
 
@@ -22,7 +27,7 @@ FIRST ?= 0
 # Test processes at once; 0 runs all in one.
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-kernels test-http-clients test-nccl simulate tapes fuzz soak check format lint proto bench bench-engine bench-peers bench-serving bench-codec \
+.PHONY: help demo test test-slow test-k8s k8s-tools k8s-control-plane test-vocabularies test-kernels test-http-clients test-aiperf test-guidellm test-nccl simulate tapes fuzz soak check format lint proto bench bench-engine bench-peers bench-serving bench-codec \
 	lines clean distclean check-format check-lint check-types check-imports check-proto check-tests
 
 help: ## this list
@@ -54,9 +59,14 @@ test-kernels: $(VENV)/.installed-dev ## the GPU kernels in Triton's interpreter,
 	@test -d build/triton || $(PY) -m pip install --quiet --target build/triton --no-deps 'triton>=3.9'
 	@PYTHONPATH=build/triton TRITON_INTERPRET=1 $(PYTEST) -m slow tests/kernels $(TEST_ARGS)
 
-test-http-clients: $(VENV)/.installed-dev ## langchain-openai and litellm against the HTTP door (.venv-clients, by pip)
-	@bash tools/venv.sh .venv-clients langchain-openai litellm
-	@$(PYTEST) tests/e2e/test_http_clients.py $(TEST_ARGS)
+test-http-clients: $(VENV)/.installed-dev .venv-clients/.installed ## langchain-openai, litellm, lm-eval against the HTTP door (1.1 GB, by pip)
+	@$(PYTEST) tests/e2e/test_http_clients.py tests/e2e/test_lm_eval.py $(TEST_ARGS)
+
+test-aiperf: $(VENV)/.installed-dev .venv-aiperf/.installed ## aiperf measures the HTTP door (1.2 GB, by pip)
+	@$(PYTEST) tests/e2e/test_load_generators.py -k aiperf $(TEST_ARGS)
+
+test-guidellm: $(VENV)/.installed-dev .venv-guidellm/.installed ## guidellm measures the HTTP door (1.5 GB, by pip)
+	@$(PYTEST) tests/e2e/test_load_generators.py -k guidellm $(TEST_ARGS)
 
 test-nccl: $(VENV)/.installed-dev ## links over the real libnccl, as far as it goes without a GPU (451 MB, by pip)
 	@$(PY) -m pip install --quiet --target build/nccl --upgrade --no-deps 'nvidia-nccl-cu12>=2.27'
@@ -118,7 +128,7 @@ clean: ## build products and caches
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## these, and the virtual environments
-	@rm -rf $(VENV) $(PROTO_VENV)
+	@rm -rf $(VENV) $(PROTO_VENV) $(CLIENT_VENVS)
 
 # --- parts of `check`
 
@@ -156,6 +166,10 @@ $(VENV)/.installed-dev: constraints.txt pyproject.toml tools/venv.sh $(KERNELS)
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 	@bash tools/venv.sh $(VENV) -c constraints.txt -e '.[dev,fuzz]'
+	@touch $@
+
+$(CLIENT_VENVS:=/.installed): .venv-%/.installed: Makefile tools/venv.sh
+	@bash tools/venv.sh .venv-$* $(PINS_$*)
 	@touch $@
 
 $(PROTO_VENV)/.installed: Makefile tools/venv.sh
