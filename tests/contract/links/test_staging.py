@@ -91,6 +91,29 @@ def test_a_piece_is_copied_to_the_pool_only_once_however_often_it_comes() -> Non
     world.close()
 
 
+@pytest.mark.parametrize("transport", ["nccl", "cuda_ipc"])
+def test_what_goes_from_device_to_device_isnt_staged(transport: str) -> None:
+    """Though both offer the stream, and agree on the checksum that its pieces would have."""
+    world = World(transport)
+    prefill, decode = (world.node(name, is_staged=True) for name in "pd")
+    world.pair(prefill, decode)
+    _hand_off(world, prefill, decode, 1)
+    assert decode.events(messages.HandedOff, 1)[0].transport == transport
+    assert _copies(world, prefill).num_copies == _copies(world, decode).num_copies == 0
+    world.close()
+
+
+def test_devices_that_reach_each_other_in_no_other_way_stage() -> None:
+    world = World("cuda_ipc")
+    world.ipc.is_visible = lambda source, target: False
+    prefill, decode = (world.node(name, is_staged=True) for name in "pd")
+    world.pair(prefill, decode)
+    _hand_off(world, prefill, decode, 1)
+    assert decode.events(messages.HandedOff, 1)[0].transport == "stream-unix"
+    assert _copies(world, prefill).num_copies == _copies(world, decode).num_copies > 0
+    world.close()
+
+
 # --- copies under way
 
 
