@@ -25,6 +25,7 @@ from http_door.fields import NOT_GIVEN, TextFields, is_given
 from http_door.styles import PROMPT_END_IDS, looks_for_reasoning, output_parser
 from http_door.tools.choice import chat_choice, chat_functions, read_choice
 from http_door.tools.port import CallBegun, OutputParser, Parsed, PlainText
+from pdserve.chat import ROLES
 from pdserve.request import Chat, ChatMessage, Event, Finished, Prompt, Started, Timings, Tokens
 from pdserve.sampling import FinishReason, TokenLogprobs
 
@@ -319,8 +320,8 @@ def _message(place: int, given: dict[str, Any]) -> ChatMessage:
     }
     role, content = given.get("role"), given.get("content")
     where = f"messages[{place}]"
-    if not isinstance(role, str):
-        raise refused_field(f"{where}.role", f"{where}.role must be a text")
+    if role not in ROLES:
+        raise refused_field(f"{where}.role", f"{where}.role must be one of {', '.join(ROLES)}")
     if content is None:
         if role == "assistant":
             extra["content"] = None

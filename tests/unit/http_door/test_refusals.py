@@ -115,6 +115,8 @@ async def test_a_bad_field_is_named(body: dict[str, Any], param: str) -> None:
         ({"messages": "hi"}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "x", "content": "y"}]}, "messages[1].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": "x"}], "functions": []}, "functions"),
