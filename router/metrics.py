@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pdserve.errors import Code, PdserveError
 from pdserve.figures import RouterFigures, Spread
+from pdserve.service.receiving import count_of_refused
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _COMPILE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -99,10 +100,7 @@ class RouterMetrics:
             "pdserve_reading_refused",
             "Requests refused as more would be read at once than router.max_reading_bytes.",
         )
-        self.receiving_refused = counter(
-            "pdserve_receiving_refused",
-            "Calls refused as their messages came slowly, or many at once, above router.max_receiving_bytes.",
-        )
+        self.receiving_refused = count_of_refused(registry)
         self.estimate_error_s = histogram(
             "pdserve_placement_error_seconds",
             "Difference between a placement's estimate of the time to its first token and that time.",

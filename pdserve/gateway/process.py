@@ -24,7 +24,7 @@ from pdserve.service.lifecycle import EXIT_OK, StopSignals
 from pdserve.service.logs import set_up_logs
 from pdserve.service.loop_stack import LoopStack
 from pdserve.service.loop_watch import LoopWatch
-from pdserve.service.receiving import Receiving, most_at_once
+from pdserve.service.receiving import Receiving, count_of_refused, most_at_once
 
 log = structlog.get_logger()
 
@@ -77,7 +77,9 @@ async def serve_with(
                 clock=clock,
                 random=system_random(),
                 registry=registry,
-                receiving=Receiving(most_at_once(config, http.max_body_bytes), clock, lambda: None),
+                receiving=Receiving(
+                    most_at_once(config, http.max_body_bytes), clock, count_of_refused(registry).inc
+                ),
                 stop_grace_s=STOP_GRACE_S,
             )
             log.info("gateway.listening", http=door.address, routers=list(routers), metrics=metrics_address)

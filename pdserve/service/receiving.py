@@ -7,10 +7,12 @@ sends all but the last byte would fill the memory. What isn't read waits in the 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter
 
 from pdserve.clock import Clock
 from pdserve.errors import Overloaded
@@ -24,6 +26,15 @@ def most_at_once(config: Config, message_bytes: int) -> int:
     """How many may come in together, messages of this size or bodies of the HTTP door, if there is one."""
     body_bytes = config.http.max_body_bytes if config.http.listen else 0
     return max(1, config.router.max_receiving_bytes // max(message_bytes, body_bytes))
+
+
+def count_of_refused(registry: CollectorRegistry) -> Counter:
+    """The metric of those that made room."""
+    return Counter(
+        "pdserve_receiving_refused",
+        "Calls refused as their messages came slowly, or many at once, above router.max_receiving_bytes.",
+        registry=registry,
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +96,7 @@ class Receiving:
 
     def _next_to_go(self, staying: list[_Arriving], user: str) -> tuple[_Arriving, float]:
         """Of the user who has most, if that is more than this one would have: now; else the oldest, when it is slow."""
-        counts = Counter(each.user for each in staying)
+        counts = collections.Counter(each.user for each in staying)
         greediest, most = counts.most_common(1)[0]
         if most > counts[user] + 1:
             return next(each for each in staying if each.user == greediest), 0.0
