@@ -12,6 +12,7 @@ out   ("addresses", …)            once
 
 from __future__ import annotations
 
+import os
 import random
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,9 +42,17 @@ def ref(role: str, number: int) -> WorkerRef:
 
 
 def run_end(
-    pipe: Connection, role: str, number: int, kind: str, layout: KvLayout, gpu: int | None, folder: Path
+    pipe: Connection,
+    role: str,
+    number: int,
+    kind: str,
+    layout: KvLayout,
+    gpu: int | None,
+    environ: dict[str, str],
+    folder: Path,
 ) -> None:
-    """Until the pipe breaks, or an error ends the process. gpu: None = doubles."""
+    """Until the pipe breaks, or an error ends the process. gpu: None = doubles; environ: of this process, besides."""
+    os.environ.update(environ)
     _End(pipe, role, number, kind, layout, gpu, folder).serve()
 
 

@@ -4,7 +4,6 @@ sizes beside a copy, either killed meanwhile, paired again."""
 from __future__ import annotations
 
 import multiprocessing
-import os
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,18 +67,20 @@ class _Pair:
     def start(self, role: str) -> None:
         """A new process in this role."""
         self._numbers[role] += 1
-        context = multiprocessing.get_context("spawn")
+        # A server that has imported all of it forks them: torch alone takes two seconds of a CPU.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["scripts.gpu.link_end"])
         self._pipes[role], theirs = context.Pipe()
-        gpu = None
+        gpu, environ = None, dict[str, str]()
         if self._place.is_dry:
-            os.environ["PDSERVE_STAGING"] = "" if role == self._on_cpu else "double"
+            environ["PDSERVE_STAGING"] = "" if role == self._on_cpu else "double"
         elif role != self._on_cpu:
             gpu = self._place.prefill if role == "p" else self._place.decode
             # NCCL takes two processes on one GPU for a mistake, unless they seem to be on two hosts.
-            os.environ["NCCL_HOSTID"] = role if self._place.prefill == self._place.decode else "one"
+            environ["NCCL_HOSTID"] = role if self._place.prefill == self._place.decode else "one"
         process = self.processes[role] = context.Process(
             target=run_end,
-            args=(theirs, role, self._numbers[role], self._kind, self._layout, gpu, self._folder),
+            args=(theirs, role, self._numbers[role], self._kind, self._layout, gpu, environ, self._folder),
         )
         process.start()
         theirs.close()
