@@ -6,8 +6,10 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -189,10 +191,17 @@ async def _drain_when_asked(worker: Worker, stop: StopSignals) -> None:
 async def _load_unless_stopped(
     config: Config, stop: StopSignals, progress: LoadProgress, clock: Clock, ranks: Ranks | None
 ) -> LoadedModel | None:
-    """Load on another thread: signals and /healthz are answered meanwhile. None: asked to stop before it was done."""
-    loading = asyncio.create_task(asyncio.to_thread(load_model, config, progress, clock, ranks))
+    """Load on another thread: signals and /healthz are answered meanwhile. None: asked to stop before it was done.
+
+    The thread ends then, and its compute threads with it: while there are more of them than cores, libgomp lets none
+    spin, and each kernel of a step waits for one to wake up.
+    """
+    thread = ThreadPoolExecutor(1, "load")
+    loading = asyncio.get_running_loop().run_in_executor(thread, load_model, config, progress, clock, ranks)
+    thread.shutdown(wait=False)
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
+    either: tuple[asyncio.Future[Any], ...] = (loading, stopped)
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     return await loading if loading.done() else None
 
