@@ -153,9 +153,8 @@ class ServerSide:
         return _told(await steady, {})
 
     def _planned(self, streams: int, prompt: int, tokens: int, seed: int) -> Sequence[Planned]:
-        options = PlanOptions(
-            num_requests=streams, prompt_tokens=prompt, output_tokens=tokens, seed=seed * 10_000 + prompt
-        )
+        own_seed = ((seed * 10_000 + prompt) * 100 + streams) * 1_000 + tokens  # no cell hits another's cache
+        options = PlanOptions(num_requests=streams, prompt_tokens=prompt, output_tokens=tokens, seed=own_seed)
         return make_plan(options, self.model).requests
 
     async def _drive(self, planned: Sequence[Planned], streams: int) -> Run:
