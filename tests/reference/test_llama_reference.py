@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdserve.engine.native import library
 from pdserve.engine.numerics import LinearKind, Precision, choose_precision, has_native_bfloat16
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.tokenizer import Tokenizer
@@ -177,13 +178,26 @@ def test_free_running_text_is_equal_up_to_the_first_near_tie(
 
 
 def precisions() -> list[Precision]:
-    """What this CPU chooses for bfloat16, and what a CPU with bfloat16 instructions does.
+    """What this CPU chooses for bfloat16, with compiled kernels and without; what one with its instructions does."""
+    chosen = [choose_precision("bfloat16", kernels="torch")]
+    if not library.why_none():
+        chosen.append(choose_precision("bfloat16", kernels="native"))
+    if not has_native_bfloat16():
+        chosen.append(Precision("bfloat16", torch.bfloat16, torch.bfloat16, LinearKind.PLAIN))
+    return chosen
 
-    Of dequantised weights: products by bytes err more, see test_quantised_perplexity.py.
-    """
-    native = Precision("bfloat16", torch.bfloat16, torch.bfloat16, LinearKind.PLAIN)
-    ours = choose_precision("bfloat16", kernels="torch")
-    return [ours] if has_native_bfloat16() else [ours, native]
+
+@pytest.fixture(scope="module")
+def plain(smollm2: Path, reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model with weights in bfloat16: products by bytes, of weights as the GGUF file has them, err more."""
+    folder = tmp_path_factory.mktemp("plain")
+    model = type(reference)(reference.config).to(torch.bfloat16)
+    model.load_state_dict(reference.state_dict())
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (smollm2 / name).exists():
+            os.symlink(smollm2 / name, folder / name)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -192,7 +206,7 @@ def precisions() -> list[Precision]:
     ids=["some", "all"],
 )
 def test_bfloat16_errs_no_more_than_the_reference(
-    names: tuple[str, ...], smollm2: Path, cases: dict[str, Case], reference: Any
+    names: tuple[str, ...], plain: Path, cases: dict[str, Case], reference: Any
 ) -> None:
     """Root mean square against float32 over all logits of all positions: at most 1.5 times transformers' bfloat16."""
     chosen = [cases[name] for name in names or cases]
@@ -203,7 +217,7 @@ def test_bfloat16_errs_no_more_than_the_reference(
     theirs = rms(torch.cat([reference_logits(theirs_model, case.ids) for case in chosen]) - exact)
     for precision in precisions():
         _, logits = decode(
-            make_runner(smollm2, precision), [case.prompt for case in chosen], [case.ids for case in chosen]
+            make_runner(plain, precision), [case.prompt for case in chosen], [case.ids for case in chosen]
         )
         ours = rms(torch.cat(logits) - exact)
         print(f"{precision}: error {ours:.4f}, transformers {theirs:.4f}, ratio {ours / theirs:.2f}")
