@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ def read() -> Iterator[Stage]:
 
 
 def _num_mapped() -> int:
-    """Pools, this process's own among them."""
+    """Pools, this process's own among them. Those of earlier tests are gone when they are collected."""
+    gc.collect()
     return Path("/proc/self/maps").read_text().count("memfd:pdserve-kv")
 
 

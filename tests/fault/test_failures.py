@@ -146,7 +146,7 @@ async def test_a_decode_worker_dies_in_mid_pull_and_nothing_is_computed_twice(
 # --- row 11: a worker restarts at the same address
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", [pytest.param("prefill", marks=pytest.mark.slow), "decode"])
 async def test_a_worker_that_restarts_at_its_address_is_a_new_one(
     cluster: Singles, client: AsyncClient, role: str
 ) -> None:

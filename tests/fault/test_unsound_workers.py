@@ -29,7 +29,15 @@ BOOKS = {"block-of-two": (1, "blocks"), "block-of-nobody": (0, "grants")}
 BUGS = {"engine": "engine", "links": "transfer", "session": "loop", "loop": "loop"}
 
 
-@pytest.mark.parametrize("what", [*BOOKS, *BUGS])
+@pytest.mark.parametrize(
+    "what",
+    [
+        *BOOKS,
+        "engine",
+        "session",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("links", "loop")),
+    ],
+)
 async def test_it_ends_and_its_streams_go_on(tmp_path: Path, what: str) -> None:
     with Singles(tmp_path, *PATIENCE) as cluster:
         router = cluster.router("r0")

@@ -42,6 +42,7 @@ def _frozen() -> dict[str, str]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_same_seed_gives_the_same_trace_in_another_order_and_under_another_hash_seed() -> None:
     first = _digests(SEEDS, "1")

@@ -17,7 +17,8 @@ from tests.support.ray_cluster import RayNodes, ray_nodes
 NAME = ("--name", "small")
 FAKE = ("--engine", "fake")
 
-pytestmark = pytest.mark.timeout(240)  # a Ray head may take a minute to start while other tests run
+# A Ray head may take a minute to start while other tests run.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def ray_command(nodes: RayNodes, action: str, *args: str) -> str:
