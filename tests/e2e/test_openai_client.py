@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator
@@ -10,11 +11,11 @@ from typing import Any
 import openai
 import pytest
 from jsonschema import Draft202012Validator
-from openai.types import CompletionUsage
 
-from pdserve.client import Client
+from pdserve.client import AsyncClient, Client
 from pdserve.request import GenerateRequest
 from pdserve.sampling import SamplingParams
+from tests.support.asking import at_rest
 from tests.support.processes import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -64,21 +65,28 @@ def grpc_chat(text: str) -> Any:
     return Chat((ChatMessage("user", text),))
 
 
-def test_streams_say_what_the_whole_says(client: openai.OpenAI) -> None:
+def test_streams_say_what_the_whole_says(client: openai.OpenAI, cluster: LocalCluster) -> None:
     asked: Any = {"model": MODEL, "messages": QUESTION, "temperature": 0.8, "seed": 5, "max_tokens": 30}
+    client.chat.completions.create(**asked)  # both find what it leaves in the caches
+    rest(cluster)
     whole = client.chat.completions.create(**asked)
+    rest(cluster)
     stream = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
-    assert counts(chunks[-1].usage) == counts(whole.usage) and not chunks[-1].choices
+    assert chunks[-1].usage == whole.usage and not chunks[-1].choices
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
-def counts(usage: CompletionUsage | None) -> tuple[int, int, int]:
-    """Without the cached ones: they are those whose blocks had come back by then."""
-    assert usage is not None
-    return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+def rest(cluster: LocalCluster) -> None:
+    """Wait until all blocks are back in the caches, where the next request finds them."""
+
+    async def wait() -> None:
+        async with AsyncClient(cluster.target) as client:
+            await at_rest(client, ["decode-0", "prefill-0"])
+
+    asyncio.run(wait())
 
 
 async def test_the_client_without_threads(cluster: LocalCluster) -> None:
