@@ -68,24 +68,29 @@ async def serve_with(
     metrics_address = await machines.start(config.metrics.listen)
     loop_watch.start()
     try:
-        async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(gateway.watch())
-            door = open_door(
-                gateway,
-                config,
-                http.listen,
-                clock=clock,
-                random=system_random(),
-                registry=registry,
-                receiving=Receiving(
-                    most_at_once(config, http.max_body_bytes), clock, count_of_refused(registry).inc
-                ),
-                stop_grace_s=STOP_GRACE_S,
-            )
-            log.info("gateway.listening", http=door.address, routers=list(routers), metrics=metrics_address)
-            await stop_asked()
-            await _drain(gateway, door, config)
-            watching.cancel()
+        door = open_door(
+            gateway,
+            config,
+            http.listen,
+            clock=clock,
+            random=system_random(),
+            registry=registry,
+            receiving=Receiving(
+                most_at_once(config, http.max_body_bytes), clock, count_of_refused(registry).inc
+            ),
+            stop_grace_s=STOP_GRACE_S,
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(gateway.watch())
+                log.info(
+                    "gateway.listening", http=door.address, routers=list(routers), metrics=metrics_address
+                )
+                await stop_asked()
+                await _drain(gateway, door, config)
+                watching.cancel()
+        finally:
+            await door.stop()
     finally:
         loop_watch.stop()
         machines.close()
@@ -99,4 +104,3 @@ async def _drain(gateway: Gateway, door: OpenDoor, config: Config) -> None:
     gateway.drain()
     await door.drain(config.timeouts.drain_s)
     log.info("gateway.drained")
-    await door.stop()

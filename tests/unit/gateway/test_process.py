@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 from structlog.testing import capture_logs
 
 from pdserve.client import AsyncClient
 from pdserve.gateway.process import serve_with
+from pdserve.service.address import split_address
 from pdserve.service.config import load
+from pdserve.service.settings import ConfigError
 from tests.support.http_calls import call
 from tests.support.waiting import until
 from tests.unit.service.doors import Door, count_to, open_door
@@ -29,9 +32,21 @@ async def never() -> None:
 async def test_a_watch_that_breaks_ends_the_process() -> None:
     config = load(flags={"http.listen": "127.0.0.1:0", "metrics.listen": "127.0.0.1:0"})
     async with asyncio.timeout(30), BrokenClient("127.0.0.1:9") as client:
-        with pytest.raises(ExceptionGroup) as ended:
+        with capture_logs() as logs, pytest.raises(ExceptionGroup) as ended:
             await serve_with(client, config, ["127.0.0.1:9"], never)
     assert ended.group_contains(ZeroDivisionError, match="a bug")
+    (at,) = [line["http"] for line in logs if line["event"] == "gateway.listening"]
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*split_address(at))
+
+
+async def test_an_address_in_use_is_a_setting_to_change() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = load(flags={"http.listen": at, "metrics.listen": "127.0.0.1:0"})
+        async with asyncio.timeout(30), AsyncClient("127.0.0.1:9") as client:
+            with pytest.raises(ConfigError, match=at):
+                await serve_with(client, config, ["127.0.0.1:9"], never)
 
 
 async def test_a_gateway_that_was_asked_to_stop_serves_on_for_a_while() -> None:
