@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -85,13 +85,14 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One call: who asks, its headers and body, and where the answer goes."""
+    """One call: who asks, its headers and body, and where the answer goes. names: see `reply_to`."""
 
     visit: Visit
     scope: Scope
     headers: Headers
     receive: Receive
     client: Connection
+    names: Mapping[str, str]
 
 
 _Handle = Callable[[Door, Exchange], Awaitable[None]]
@@ -105,6 +106,7 @@ class Endpoint:
         self._path = path
         self._purpose = purpose
         self._handle = handle
+        self._names: Mapping[str, str] = _NAMES.get(path, {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Connection(receive, send)
@@ -114,7 +116,8 @@ class Endpoint:
                 self._door.open.counted(client),
                 self._door.backend.visit(call_of(scope, self._purpose)) as visit,
             ):
-                await self._handle(self._door, Exchange(visit, scope, Headers(scope=scope), receive, client))
+                call = Exchange(visit, scope, Headers(scope=scope), receive, client, self._names)
+                await self._handle(self._door, call)
             status = str(client.status)
         except ClientGone:
             self._door.metrics.disconnects.labels(endpoint=self._path).inc()
@@ -133,7 +136,7 @@ class Endpoint:
             log.error("http.failed", path=self._path, error=type(found).__name__, details=str(found))
         if client.status:
             raise error  # in the middle of an answer: the server closes the connection
-        reply = reply_to(found, _NAMES.get(self._path, {}))
+        reply = reply_to(found, self._names)
         await client.answer(reply.status, reply.body, {**reply.headers, **_CLOSE})
         return str(reply.status)
 
@@ -163,7 +166,7 @@ def _generate(
         drawn = given if given and not plain_id(given) else draw_text_id(door.random, "req")
         now_s = door.clock.wall_ns() // 1_000_000_000
         raw = await door.take(call)
-        styles = await _styles(door, call) if takes_apart else Styles()
+        styles = await _styles(door, call, len(raw)) if takes_apart else Styles()
 
         def make(body: TextFields) -> tuple[HttpAnswer, str]:
             request_id = body.request_id or drawn
@@ -171,20 +174,30 @@ def _generate(
             return answer_of(body, occasion), request_id
 
         answer, request_id = await door.read(call, raw, fields, make)
+        del raw  # an answer may take minutes, and nothing counts it any more
         told = {"x-request-id": request_id}
         if answer.streams:
-            await give_stream(answer, call.visit, call.client, told, door.metrics, comment_s=door.comment_s)
+            await give_stream(
+                answer,
+                call.visit,
+                call.client,
+                told,
+                door.metrics,
+                comment_s=door.comment_s,
+                names=call.names,
+            )
         else:
             await give_whole(answer, call.visit, call.client, told)
 
     return handle
 
 
-async def _styles(door: Door, call: Exchange) -> Styles:
+async def _styles(door: Door, call: Exchange, num_bytes: int) -> Styles:
+    """num_bytes: of the body, which waits meanwhile: only behind it can be seen that the client leaves."""
     known = door.styles.current()
     if known is None:
         async with call.client.while_there():
-            known = await door.styles.ask(call.visit)
+            known = await door.styles.ask(call.visit, num_bytes)
     return known
 
 

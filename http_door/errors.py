@@ -79,7 +79,10 @@ def refused_field(name: str, message: str, **fields: object) -> HttpRefusal:
 
 
 def reply_to(error: PdserveError, names: Mapping[str, str] = MappingProxyType({})) -> ErrorReply:
-    """What a client is told of an error. names: of fields that its endpoint calls otherwise."""
+    """What a client is told of an error.
+
+    names  of fields that its endpoint calls otherwise; a refusal of the endpoint's own has them already
+    """
     status = error.status if isinstance(error, HttpRefusal) else _STATUS.get(error.code, 500)
     if isinstance(error, InvalidRequest) and error.too_large == "message":
         status = 413
@@ -96,7 +99,7 @@ def reply_to(error: PdserveError, names: Mapping[str, str] = MappingProxyType({}
     told = {
         "message": message,
         "type": kind,
-        "param": names.get(param, param) or None,
+        "param": (param if isinstance(error, HttpRefusal) else names.get(param, param)) or None,
         "code": _code_of(error, status),
     }
     return ErrorReply(status, {"error": told}, headers)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -41,8 +42,12 @@ async def give_stream(
     metrics: HttpMetrics,
     *,
     comment_s: float = COMMENT_S,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Server-sent events. Raises what a request ended with before anything was written; later it is an event."""
+    """Server-sent events. Raises what a request ended with before anything was written; later it is an event.
+
+    names  see `reply_to`
+    """
     stream = EventStream(client, headers, comment_s)
     with metrics.open_streams.track_inprogress():
         try:
@@ -62,7 +67,7 @@ async def give_stream(
             if client.status == 0:
                 raise
             # No [DONE]: whoever waits for it must not take this for a whole answer.
-            await client.end(_line(reply_to(error).content))
+            await client.end(_line(reply_to(error, names).content))
             return
         done = _DONE if answer.ends_with_done else b""
         await client.end(b"".join([*(_line(part) for part in answer.end()), done]))

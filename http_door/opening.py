@@ -61,7 +61,7 @@ def open_door(
         metrics=HttpMetrics(registry),
         receiving=receiving,
         begun_s=clock.wall_ns() // 1_000_000_000,
-        styles=KnownStyles(config.http, clock),
+        styles=KnownStyles(config.http, clock, config.router.max_reading_bytes),
         shows_page=shows_page(config, address),
     )
     server = DoorServer(

@@ -12,6 +12,7 @@ from http_door.tools.choice import ToolChoice
 from http_door.tools.formats import FORMATS
 from http_door.tools.port import Chained, OutputParser, PlainText
 from pdserve.clock import Clock
+from pdserve.errors import Overloaded
 from pdserve.ids import Random
 from pdserve.service.http_config import HttpConfig
 from pdserve.status import ModelInfo
@@ -42,11 +43,16 @@ def styles_of(config: HttpConfig, model: ModelInfo | None) -> Styles:
 
 
 class KnownStyles:
-    """Of the model that is served: asked for now and then, since a gateway has to ask a router. Loop's thread only."""
+    """Of the model that is served: asked for now and then, since a gateway has to ask a router. Loop's thread only.
 
-    def __init__(self, config: HttpConfig, clock: Clock) -> None:
+    most_waiting_bytes  of bodies that wait for it together, before there is a worker
+    """
+
+    def __init__(self, config: HttpConfig, clock: Clock, most_waiting_bytes: int) -> None:
         self._config = config
         self._clock = clock
+        self._most_waiting_bytes = most_waiting_bytes
+        self._waiting_bytes = 0
         self._known: Styles | None = None if needs_model(config) else styles_of(config, None)
         self._until_s = math.inf
         self._is_asking = False
@@ -56,13 +62,23 @@ class KnownStyles:
         is_good = self._clock.now_s() < self._until_s or self._is_asking
         return self._known if is_good else None
 
-    async def ask(self, visit: Visit) -> Styles:
-        """Waits for a worker that knows the model. Raises NoWorker, and what a visit may raise.
+    async def ask(self, visit: Visit, num_bytes: int) -> Styles:
+        """Waits for a worker that knows the model. Raises NoWorker, Overloaded, and what a visit may raise.
 
         Each caller asks with its own key; once there is something to go on with, one at a time.
+
+        num_bytes  that the caller holds meanwhile
         """
         if self._known is None:
-            return await self._ask(visit)
+            if self._waiting_bytes and self._waiting_bytes + num_bytes > self._most_waiting_bytes:
+                raise Overloaded(
+                    "too many bytes of requests wait for a worker", limit=self._most_waiting_bytes
+                )
+            self._waiting_bytes += num_bytes
+            try:
+                return await self._ask(visit)
+            finally:
+                self._waiting_bytes -= num_bytes
         self._is_asking = True
         try:
             return await self._ask(visit)

@@ -181,7 +181,7 @@ def made_door(
         metrics=HttpMetrics(backend.registry),
         receiving=Receiving(64, clock, lambda: None),
         begun_s=0,
-        styles=KnownStyles(config.http, clock),
+        styles=KnownStyles(config.http, clock, config.router.max_reading_bytes),
         comment_s=comment_s,
         shows_page=shows_page,
     )

@@ -183,6 +183,14 @@ async def test_a_field_has_the_name_that_its_endpoint_gives_it(
         assert (reply.status, reply.error["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("name", ["prompt", "messages", "max_tokens"])
+async def test_what_is_no_field_of_responses_is_named_as_it_was_sent(name: str) -> None:
+    body = {"input": "x", name: {"id": "p"} if name == "prompt" else 5}
+    async with opened(ScriptedBackend(), unknown_fields="refuse") as door:
+        reply = await call(door.address, "/v1/responses", body)
+    assert (reply.status, reply.error["param"]) == (400, name)
+
+
 async def test_unknown_fields_are_ignored_or_refused_by_a_setting() -> None:
     body = {"prompt": "x", "frobnicate": 1}
     async with opened(ScriptedBackend()) as door:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -83,6 +84,24 @@ async def test_comments_keep_a_stream_open_whenever_nothing_comes(num_prompts: i
     assert sum(line.startswith("data: {") for line in middle) == num_prompts
     assert sum(line.startswith("data: {") for line in rest) == num_prompts
     assert rest[-1] == "data: [DONE]"
+
+
+async def test_a_refusal_behind_a_comment_names_the_field_of_its_endpoint() -> None:
+    may_refuse = asyncio.Event()
+
+    async def refused(request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        await may_refuse.wait()
+        yield STARTED
+        raise errors.InvalidRequest("prompt can't fit the window")
+
+    async with opened(ScriptedBackend(refused), comment_s=0.05) as door:
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
+        async with stream(door.address, "/v1/chat/completions", body) as answer:
+            lines = answer.lines()
+            assert await anext(lines) == ": wait"
+            may_refuse.set()
+            (told,) = [json.loads(line[6:]) async for line in lines if line.startswith("data: ")]
+    assert told["error"]["param"] == "messages"
 
 
 async def _until_comments(lines: AsyncIterator[str], num_comments: int) -> AsyncIterator[str]:

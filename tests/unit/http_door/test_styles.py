@@ -9,6 +9,7 @@ import pytest
 from http_door.reasoning.think import REASONING
 from http_door.styles import KNOWN_FOR_S, KnownStyles, Styles, needs_model, styles_of
 from http_door.tools.formats import FORMATS
+from pdserve.errors import Overloaded
 from pdserve.service.address import split_address
 from pdserve.service.http_config import REASONING_PARSERS, TOOL_PARSERS, HttpConfig
 from pdserve.status import ModelInfo
@@ -48,32 +49,51 @@ class AskedVisit(ScriptedVisit):
 @pytest.mark.parametrize("parsers", ["auto", "none"])
 async def test_the_model_is_asked_for_now_and_then(parsers: str) -> None:
     clock, visit = VirtualClock(), AskedVisit()
-    styles = KnownStyles(HttpConfig(tool_parser=parsers, reasoning_parser=parsers), clock)
+    styles = KnownStyles(HttpConfig(tool_parser=parsers, reasoning_parser=parsers), clock, 100)
     if parsers == "none":
         assert styles.current() == Styles()
         return
     assert styles.current() is None
     want = Styles("hermes", "think")
-    assert await styles.ask(visit) == want
+    assert await styles.ask(visit, 60) == want
     clock.advance(KNOWN_FOR_S / 2)
     assert (styles.current(), visit.num_asked) == (want, 1)
     clock.advance(KNOWN_FOR_S)
     assert styles.current() is None
 
 
-async def test_one_caller_asks_anew_while_the_others_go_on_with_what_is_known() -> None:
+async def test_one_caller_asks_again_while_the_others_go_on_with_what_is_known() -> None:
     clock, visit = VirtualClock(), AskedVisit()
-    styles = KnownStyles(HttpConfig(), clock)
-    await styles.ask(visit)
+    styles = KnownStyles(HttpConfig(), clock, 100)
+    await styles.ask(visit, 60)
     clock.advance(KNOWN_FOR_S)
     visit.may_tell.clear()
-    asking = asyncio.create_task(styles.ask(visit))
+    asking = asyncio.create_task(styles.ask(visit, 60))
     await asyncio.sleep(0)
     assert styles.current() == Styles("hermes", "think")
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert styles.current() is None, "it has left: the next one asks"
+
+
+async def test_bodies_that_wait_for_the_first_answer_are_bounded() -> None:
+    visit = AskedVisit()
+    styles = KnownStyles(HttpConfig(), VirtualClock(), 100)
+    visit.may_tell.clear()
+    first = asyncio.create_task(styles.ask(visit, 1000))  # one may wait, however large it is
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="wait for a worker"):
+        await styles.ask(visit, 1)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    both = [asyncio.create_task(styles.ask(visit, 50)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await styles.ask(visit, 1)
+    visit.may_tell.set()
+    assert await asyncio.gather(*both) == [Styles("hermes", "think")] * 2
 
 
 async def test_a_client_that_leaves_while_the_model_is_asked_for_is_noticed() -> None:
