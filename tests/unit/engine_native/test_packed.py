@@ -89,13 +89,13 @@ def test_rows_of_several_tensors_in_any_order(kernels: Kernels) -> None:
 
 @each_variant
 def test_a_part_of_the_columns(kernels: Kernels) -> None:
-    """As ranks of a divided model have them: rows that lie further apart than they are long."""
+    """As ranks of a divided model have them: what the whole gives where all other columns meet zeros."""
     whole = drawn_matrix("Q4_K", 40, 1024, seed=1)
     part = whole.columns(256, 768)
     assert part.is_quantised
     x = drawn(3, 512, seed=2).to(kernels.activations)
-    copied = StoredMatrix.of(part.parts[0].gathered().flatten(), "Q4_K", (40, 512))
-    assert torch.equal(PackedLinear(kernels, part, None)(x), PackedLinear(kernels, copied, None)(x))
+    padded = torch.nn.functional.pad(x, (256, 256))
+    assert torch.equal(PackedLinear(kernels, part, None)(x), PackedLinear(kernels, whole, None)(padded))
 
 
 @each_variant
@@ -119,6 +119,15 @@ def test_a_rows_bits_depend_on_that_row_alone(kernels: Kernels, kind: str, width
                 assert torch.equal(together.isfinite(), alone.isfinite())
     finally:
         torch.set_num_threads(before)
+
+
+@each_variant
+def test_a_single_number_that_is_none_makes_all_results_so(kernels: Kernels) -> None:
+    """Wherever in a group it stands: else what follows would be finite, and wrong."""
+    linear = PackedLinear(kernels, drawn_matrix("Q8_0", 16, 64, seed=1), None)
+    x = drawn(32, 64, seed=3)
+    x.fill_diagonal_(float("nan"))
+    assert not linear(x.to(kernels.activations)).isfinite().any()
 
 
 @each_variant

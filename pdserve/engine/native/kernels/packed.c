@@ -48,13 +48,13 @@ static void quantise_row(const void *shared, int64_t row) {
     const act *x = job->x + row * job->width;
     Activations *to = job->quantised + row * (job->width / GROUP);
     for (int64_t group = 0; group < job->width / GROUP; group++, x += GROUP, to++) {
-        vf values[GROUP / W], highest = splat(0.0f);
+        vf values[GROUP / W];
+        vu highest = {0}; /* as bits: those of a NaN are above all others, so it makes the scale and the results NaN */
         for (int i = 0; i < GROUP / W; i++) {
             values[i] = load_act(x + i * W);
-            highest = max_(highest, __builtin_elementwise_abs(values[i]));
+            highest = __builtin_elementwise_max(highest, as_bits(__builtin_elementwise_abs(values[i])));
         }
-        float most = 0.0f; /* NaN if there is one: it makes the scale and the results NaN */
-        for (int i = 0; i < W; i++) most = most > highest[i] ? most : highest[i];
+        float most = __builtin_bit_cast(float, __builtin_reduce_max(highest));
         float inverse = most > 0.0f ? 127.0f / most : 0.0f;
         int sums[2] = {0, 0};
         for (int i = 0; i < GROUP / W; i++) {
