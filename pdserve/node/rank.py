@@ -7,7 +7,6 @@ It ends with its worker, and the worker with it: an error is logged here, and th
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from pathlib import Path
@@ -75,7 +74,6 @@ def _serve(channel: RankChannel) -> int:
         channel.send(_failed(error))
         return EXIT_FAILED
     team.join(meetings[0])
-    os.close(meetings[0])
     channel.send(RankJoined())
     part = shard.kv_part(runner.whole_layout.kv_heads)
     log.debug("rank.joined")

@@ -11,9 +11,10 @@ worker                                    rank
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -86,6 +87,15 @@ class RankChannel:
             raise EOFError("the other end is closed")
         head += self._exactly(_LENGTH_BYTES - len(head))
         return self._exactly(int.from_bytes(head, "big"))
+
+    @contextlib.contextmanager
+    def limited(self, limit_s: float) -> Iterator[None]:
+        """In the block a wait that takes longer raises TimeoutError, an OSError."""
+        self._socket.settimeout(limit_s)
+        try:
+            yield
+        finally:
+            self._socket.settimeout(None)
 
     def taken_descriptors(self) -> list[int]:
         """The files that came with the last message; the caller's from now on."""

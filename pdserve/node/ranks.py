@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 import structlog
@@ -37,6 +37,11 @@ from pdserve.node.rank_channel import (
 from pdserve.service.config import Config
 
 log = structlog.get_logger()
+A = TypeVar("A", RankLoaded, RankJoined)
+# All ranks do the same: these are for one that stands still where rank 0 has gone on.
+LOADS_S = 600.0
+_JOINS_S = 60.0
+_ENDS_S = 10.0
 _answers: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 
 
@@ -56,10 +61,11 @@ class _Rank:
         self.channel = RankChannel(ours)
         self.pidfd = os.pidfd_open(self.process.pid)
 
-    def answer(self, kind: type[RankLoaded] | type[RankJoined]) -> RankLoaded | RankJoined:
+    def answer(self, kind: type[A], limit_s: float) -> A:
         """The next one, which should be of this kind. Raises what it says instead, or WorkerLost."""
         try:
-            told = _answers.decode(self.channel.receive_bytes())
+            with self.channel.limited(limit_s):
+                told = _answers.decode(self.channel.receive_bytes())
         except (EOFError, OSError) as error:
             raise self.lost() from error
         if isinstance(told, LoadFailed):
@@ -68,16 +74,24 @@ class _Rank:
         return told
 
     def lost(self) -> WorkerLost:
-        return WorkerLost("a rank of the worker has ended", rank=self.number, exit_code=self.process.wait())
+        """It has closed its end, or stands still; in either case it ends now."""
+        try:
+            code = self.process.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        return WorkerLost("a rank of the worker has ended", rank=self.number, exit_code=code)
 
 
 class Ranks:
     """Made and closed on the event loop's thread, which lives as long as the process: the kernel ends ranks with the
     thread that has started them. `load` is called on another one, and what it returns is the engine owner's."""
 
-    def __init__(self, size: int, worker: str = "") -> None:
-        """size: of the team, this process included; worker: whose ranks they are, for their logs."""
+    def __init__(self, size: int, worker: str = "", loads_s: float = LOADS_S) -> None:
+        """size: of the team, this process included; worker: whose ranks they are, for their logs; loads_s: how much
+        longer than rank 0 another one may load."""
         self._size = size
+        self._loads_s = loads_s
         self._worker = worker
         self._ranks = [_Rank(number) for number in range(1, size)]
         self._watched = False
@@ -127,18 +141,19 @@ class Ranks:
         team, shared = GlooTeam(Shard(0, self._size)), _SharedMemory()
         first = make_cpu_runner(folder, config.engine, make_memory=shared.make, progress=progress, team=team)
         for rank in self._ranks:
-            rank.answer(RankLoaded)
-        meeting = os.memfd_create("pdserve-ranks")
+            if (theirs := rank.answer(RankLoaded, self._loads_s).pool_bytes) != first.pool.num_bytes:
+                raise Incompatible(
+                    "the ranks of the worker have read different models", rank=rank.number, pool_bytes=theirs
+                )
+        meeting = os.memfd_create("pdserve-ranks")  # open as long as the team, as it says
         try:
             for rank in self._ranks:
                 self._send(rank, JoinOrder(), (shared.descriptor, meeting))
             team.join(meeting)
         except RuntimeError as error:
             raise WorkerLost("the ranks of the worker don't find each other", reason=error) from error
-        finally:
-            os.close(meeting)
         for rank in self._ranks:
-            rank.answer(RankJoined)
+            rank.answer(RankJoined, _JOINS_S)
         shared.seal()
         part = team.shard.kv_part(first.whole_layout.kv_heads)
         log.info("ranks.joined", size=self._size, pids=self.pids, threads_each=first.num_threads)

@@ -24,7 +24,7 @@ from pdserve.engine.port import Row, Runner, SampleSpec
 from pdserve.errors import Incompatible, PdserveError, WorkerLost
 from pdserve.node.load import LoadProgress, load_model
 from pdserve.node.rank_channel import JoinOrder, LoadOrder
-from pdserve.node.ranks import Ranks, _Rank
+from pdserve.node.ranks import LOADS_S, Ranks, _Rank
 from pdserve.request import GenerateRequest, Tokens
 from pdserve.sampling import SampleKey, SamplingParams
 from pdserve.service.config import load
@@ -141,11 +141,13 @@ async def test_divided_workers_serve_as_one_and_end_as_one(tmp_path: Path, folde
             asked.cancel()
 
 
-def broken_start(folder: Path, size: int, spoil: Callable[[Ranks], None]) -> PdserveError:
+def broken_start(
+    folder: Path, size: int, spoil: Callable[[Ranks], None], loads_s: float = LOADS_S
+) -> PdserveError:
     """The error of a load; all ranks have ended behind it. spoil: what happens once they have been started."""
     config = load(flags={"worker.model": str(folder), "engine.num_blocks": 8, "engine.tensor_parallel": size})
     clock = SystemClock()
-    with Ranks(size) as ranks:
+    with Ranks(size, loads_s=loads_s) as ranks:
         spoil(ranks)
         with pytest.raises(PdserveError) as raised:
             load_model(config, LoadProgress(clock, lambda state: None, None), clock, ranks)
@@ -155,6 +157,26 @@ def broken_start(folder: Path, size: int, spoil: Callable[[Ranks], None]) -> Pds
 def test_a_rank_that_ends_while_it_loads_ends_the_load(folder: Path) -> None:
     error = broken_start(folder, 3, lambda ranks: os.kill(ranks.pids[1], signal.SIGKILL))
     assert isinstance(error, WorkerLost) and error.fields == {"rank": 2, "exit_code": -signal.SIGKILL}
+
+
+def test_a_rank_that_stands_still_while_it_loads_ends_the_load(folder: Path) -> None:
+    error = broken_start(folder, 2, lambda ranks: os.kill(ranks.pids[0], signal.SIGSTOP), loads_s=1.0)
+    assert isinstance(error, WorkerLost) and error.fields == {"rank": 1, "exit_code": -signal.SIGKILL}
+
+
+def test_ranks_that_read_different_models_are_no_team(folder: Path, tmp_path: Path) -> None:
+    """The folder was replaced meanwhile: another layout over the same bytes."""
+    other = write_random_model(tmp_path, num_attention_heads=8, num_key_value_heads=2, num_hidden_layers=1)
+
+    class LateRanks(Ranks):
+        def _send(self, rank: _Rank, order: LoadOrder | JoinOrder, descriptors: Sequence[int] = ()) -> None:
+            assert isinstance(order, LoadOrder)
+            super()._send(rank, msgspec.structs.replace(order, folder=str(other)), descriptors)
+
+    config = load(flags={"worker.model": str(folder), "engine.num_blocks": 8, "engine.tensor_parallel": 2})
+    clock = SystemClock()
+    with LateRanks(2) as ranks, pytest.raises(Incompatible, match="different models"):
+        load_model(config, LoadProgress(clock, lambda state: None, None), clock, ranks)
 
 
 def test_a_rank_that_cannot_load_says_why(folder: Path, tmp_path: Path) -> None:

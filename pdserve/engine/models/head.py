@@ -39,8 +39,9 @@ class Head:
         own = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         if self._team.shard.size == 1:
             return own
-        padded = functional.pad(own, (0, self._width - own.shape[1]))
-        return self._team.side_by_side(padded)[:, : self._vocab_size]
+        if missing := self._width - own.shape[1]:
+            own = functional.pad(own, (0, missing))
+        return self._team.side_by_side(own)[:, : self._vocab_size]
 
     @staticmethod
     def _slice(precision: Precision, weight: StoredMatrix, softcap: float) -> RowFunction:

@@ -28,7 +28,8 @@ class GlooTeam:
     def join(self, meeting: int) -> None:
         """Meet the others, before the first step. Blocks until all have come; raises RuntimeError if one doesn't.
 
-        meeting  descriptor of a file, empty at first, that each has open
+        meeting  descriptor of a file, empty at first, that each has open; to be left open, since the group's store goes
+                 to it again at its end, by this number
         """
         options = _Gloo._Options()
         options._devices = [_Gloo.create_device(hostname="127.0.0.1")]
