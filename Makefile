@@ -101,7 +101,7 @@ fuzz: $(VENV)/.installed-fuzz ## mutate what every decoder reads, for FUZZ_SECON
 soak: $(VENV)/.installed-dev ## 30 minutes of everything at once: kills, stops, role changes; each text must be right
 	@$(PY) -m tests.soak $(SOAK_ARGS)
 
-bench: $(VENV)/.installed-dev ## all that compare in turns, in less than 20 minutes; peers that are installed take part
+bench: $(VENV)/.installed-dev ## all that compare in turns, in about 20 minutes; peers that are installed take part
 	@$(PY) -m benchmarks $(BENCH_ARGS)
 
 bench-engine: $(VENV)/.installed-dev ## prefill and decode speed beside transformers

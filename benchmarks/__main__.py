@@ -1,4 +1,4 @@
-"""All benchmarks that compare in turns, one after the other, in less than 20 minutes: `make bench`.
+"""All benchmarks that compare in turns, one after the other, in about 20 minutes: `make bench`.
 
     python -m benchmarks [--only NAME …] [--list]
 
@@ -9,6 +9,7 @@ installed are left out by name: `python -m benchmarks.peers --install NAME` firs
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -70,15 +71,23 @@ def run(name: str, part: Part) -> bool:
     try:
         code = process.wait(part.limit_s)
     except subprocess.TimeoutExpired:
-        process.send_signal(2)  # it ends what it has started
-        try:
-            code = process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
+        code = end(process)
         print(f"# {name}: ended after {part.limit_s:.0f} s", flush=True)
+    finally:
+        end(process)
     print(f"# {name}: {CLOCK.now_s() - begin_s:.0f} s", flush=True)
     return code == 0
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """Returns its exit code."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)  # it ends what it has started
+    try:
+        return process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 if __name__ == "__main__":

@@ -60,13 +60,14 @@ def http_stream(address: str) -> Stream:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write((head + body).encode())
         came: list[float] = []
+        status = await reader.readline()
         async for line in reader:
             if line.startswith(b"data: {") and b'"finish_reason":null' in line:
                 came.append(CLOCK.now_s())
             if line.startswith(b"data: [DONE]"):
-                break
-        writer.close()
-        return came
+                writer.close()
+                return came
+        raise SystemExit(f"a stream wasn't whole: {status.decode().strip()}")
 
     return run
 

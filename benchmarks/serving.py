@@ -149,7 +149,8 @@ class ServerSide:
             number = 0
             while not (await asyncio.wait((steady,), timeout=LONG_EVERY_S if number else 1.0))[0]:
                 number += 1
-                await self._drive(self._planned(1, LONG_PROMPT, TTFT_TOKENS, seed * 1_000 + number), 1)
+                long = self._planned(1, LONG_PROMPT, TTFT_TOKENS, seed * 1_000 + number)
+                _told(await self._drive(long, 1), {})  # raises where it was refused
         return _told(await steady, {})
 
     def _planned(self, streams: int, prompt: int, tokens: int, seed: int) -> Sequence[Planned]:
