@@ -245,6 +245,7 @@ class Intake:
         self._arriving.remove(data.tag)
         asked = self._forget(data.tag)
         kind = self._port.checksum
+        # None: of a piece that the host has never seen, over NCCL beside a staged stream.
         if kind is None or self._pool.checksum(kind, self._into(asked)) in (None, data.checksum):
             return self._written(asked, self._clock.now_s())
         lease, piece = asked.lease, asked.pieces.start

@@ -56,7 +56,7 @@ class StoredRows:
 
 
 class StoredMatrix:
-    """[rows, width]; each method gives another matrix and reads nothing, but for `values`."""
+    """[rows, width]; each method gives another matrix. Only `values` and `columns` read any of it."""
 
     def __init__(self, parts: Sequence[StoredRows], width: int) -> None:
         """parts: one upon the other"""

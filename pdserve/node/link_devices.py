@@ -46,7 +46,7 @@ class LinkDevices:
     staging: Staging | None
 
     def seen(self, pool: KvMemory) -> KvMemory:
-        """The pool as the links see it, and the network below them."""
+        """The pool as the links see it."""
         return pool if self.staging is None else self.staging.memory
 
     def over(self, stream: ControlNetwork) -> Network:
@@ -120,6 +120,13 @@ def _open_staging(config: Config, memory: KvMemory, block_bytes: int, clock: Clo
     else:
         device, cuda = _on_cuda(memory, STREAM)
         copies = DriverCopies(cuda, device)
+    return staging_by(copies, config, memory, block_bytes, clock)
+
+
+def staging_by(
+    copies: HostCopies, config: Config, memory: KvMemory, block_bytes: int, clock: Clock
+) -> Staging:
+    """Raises Incompatible if there isn't so much memory to pin, or it is too little for so many links."""
     try:
         return Staging(
             copies,

@@ -250,7 +250,8 @@ class Stage:
         self.here.until(lambda: self.end(lease_id) is not None)
         end = self.end(lease_id)
         if isinstance(end, messages.HandedOff):
-            assert end.transport.startswith(self.kind) and self.here.holds_all_of(number)
+            shown_as = "stream-unix" if self.kind == "stream" else self.kind
+            assert end.transport == shown_as and self.here.holds_all_of(number)
             return True
         self.here.until(pipe.poll)
         heard = pipe.recv()

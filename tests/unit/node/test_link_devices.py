@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.errors import Incompatible, InvariantViolated
+from pdserve.errors import Incompatible, InvariantViolated, WorkerLost
 from pdserve.kv_memory import ByteSpan, HostMemory
 from pdserve.memfd import MemfdMemory
-from pdserve.node.link_devices import open_devices
+from pdserve.node.link_devices import open_devices, staging_by
+from pdserve.node.staging_double import StagingDouble
 from pdserve.service.config import Config, TransportConfig
 from tests.support.virtual_clock import VirtualClock
 
@@ -52,3 +53,16 @@ def test_staging_is_there_where_the_host_cant_see_the_pool(monkeypatch: pytest.M
     small = Config(transport=TransportConfig(kinds=("stream",), staging_bytes=1 << 16))
     with pytest.raises(Incompatible, match="must hold a piece for each"):
         open_devices(small, pool, 1 << 16, VirtualClock())
+
+
+class FullHost(StagingDouble):
+    """A container whose limit has no room for pinned memory."""
+
+    def pin(self, num_bytes: int) -> memoryview:
+        raise WorkerLost("cuMemHostAlloc failed", said="out of memory")
+
+
+def test_memory_that_cant_be_pinned_is_a_setting_to_change() -> None:
+    pool = HostMemory(4096 * 16)
+    with pytest.raises(Incompatible, match=r"staging_bytes can't be pinned.*134217728.*out of memory"):
+        staging_by(FullHost(pool), _config("stream"), pool, 4096, VirtualClock())
