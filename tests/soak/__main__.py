@@ -22,7 +22,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from statistics import median
 
 import grpc
 import grpc.aio
@@ -33,6 +32,7 @@ from pdserve.errors import DeadlineExceeded, Overloaded
 from pdserve.operator_client import OperatorClient
 from pdserve.request import Tokens
 from tests.soak.book import Page, write_book
+from tests.soak.growth import has_grown
 from tests.support.asking import at_rest, status_of
 from tests.support.attacks import ATTACKS, Attack
 from tests.support.churn import Churn
@@ -48,8 +48,8 @@ ROUTERS_DIE_EACH = 10  # things that happen to workers
 FLAGS = ("--timeouts.grant-s", "4", "--timeouts.heartbeat-s", "0.5")
 FAKE = ("--engine", "fake", "--engine.num-blocks", "96", "--engine.max-step-tokens", "128")
 TORCH_MEMORY = 2 << 20
-GROWTH, GROWTH_BYTES = 1.10, 16 << 20  # more than that between the middle and the end is a leak
-NUM_LAST = 3  # looks of which the least is the end's: what is only on its way isn't kept
+NUM_LOOKS = 60  # at what the processes hold, while requests come
+NUM_LOOKS_AT_END = 3  # at rest, a heartbeat apart
 DEADLINE_S = 120.0
 # Processes that are never killed: their memory tells.
 SPARED = ("r0", "p0", "d0")
@@ -147,6 +147,7 @@ class Run:
         self._random = random
         self._done = Done()
         self._memory: dict[str, list[int]] = {name: [] for name in SPARED}
+        self._memory_at_end: dict[str, list[int]] = {name: [] for name in SPARED}
 
     async def run(self) -> bool:
         """Ask, disturb, and look; whether all was right."""
@@ -172,12 +173,13 @@ class Run:
         await operator.close()
         for client in clients:
             await at_rest(client, workers)
-        self._weigh()
         await self._attack_with_all()
+        for _ in range(NUM_LOOKS_AT_END):
+            for client in clients:
+                await at_rest(client, workers)
+            self._weigh(self._memory_at_end)
         for client in clients:
-            await at_rest(client, workers)
             await client.close()
-        self._weigh()
         return self._report(churn)
 
     _over = False
@@ -186,7 +188,7 @@ class Run:
         self, clients: list[AsyncClient], pages: list[Page], disturb: asyncio.Task[None]
     ) -> None:
         room = asyncio.Semaphore(NUM_AT_ONCE)
-        weigh_each = max(1, self._num_requests // 20)
+        weigh_each = max(1, self._num_requests // NUM_LOOKS)
 
         async def one(index: int) -> None:
             try:
@@ -210,7 +212,7 @@ class Run:
                 if disturb.done():
                     disturb.result()
                 if index % weigh_each == 0:
-                    self._weigh()
+                    self._weigh(self._memory)
                     print(f"{self._engine}: {index} of {self._num_requests}", flush=True)
                 group.create_task(one(index))
 
@@ -273,17 +275,13 @@ class Run:
         async with aclosing(_Asked(router.address)) as asked:
             await until("the router has its workers again", lambda: asked.knows(len(self._cluster.workers)))
 
-    def _weigh(self) -> None:
+    def _weigh(self, looks: dict[str, list[int]]) -> None:
         for name in SPARED:
-            self._memory[name].append(Footprint.of(self._cluster.all[name].pid).rss_bytes)
+            looks[name].append(Footprint.of(self._cluster.all[name].pid).rss_bytes)
 
     def _report(self, churn: Churn) -> bool:
         done = self._done
-        grown = {}
-        for name, sizes in self._memory.items():
-            middle = median(sizes[len(sizes) // 4 : len(sizes) // 2 + 1])
-            if min(sizes[-NUM_LAST:]) > max(GROWTH * middle, middle + GROWTH_BYTES):
-                grown[name] = sizes
+        grown = [name for name in SPARED if has_grown(self._memory[name], self._memory_at_end[name])]
         told = {
             "engine": self._engine,
             "machine": platform.processor() or platform.machine(),
@@ -294,14 +292,19 @@ class Run:
             "disturbances": dict(churn.done),
             "routers_killed": done.routers_killed,
             "attacks": done.num_attacks,
-            "memory_mb": {name: [size >> 20 for size in sizes] for name, sizes in self._memory.items()},
-            "grown": sorted(grown),
+            "memory_mib": _mib(self._memory),
+            "memory_at_end_mib": _mib(self._memory_at_end),
+            "grown": grown,
             "wrong": len(done.wrong),
         }
         print(json.dumps(told), flush=True)
         for each in done.wrong[:20]:
             print(each, file=sys.stderr)
         return not done.wrong and not grown
+
+
+def _mib(looks: dict[str, list[int]]) -> dict[str, list[int]]:
+    return {name: [size >> 20 for size in sizes] for name, sizes in looks.items()}
 
 
 class _Asked:
