@@ -133,6 +133,12 @@ def misfit(row: Row, card: ModelCard, layout: KvLayout) -> RowFailed | None:
     return None
 
 
+def sort_out(rows: Sequence[Row], card: ModelCard, layout: KvLayout) -> tuple[list[RowOutput], list[int]]:
+    """An output for each row, with the error of those that fit nowhere; and which rows are to be computed."""
+    outputs = [RowOutput(error=misfit(row, card, layout)) for row in rows]
+    return outputs, [index for index, output in enumerate(outputs) if output.error is None]
+
+
 class Runner(Protocol):
     """Engine owner's thread only, but for `pool`, which the transfer owner reads and writes block by block."""
 

@@ -19,7 +19,7 @@ from pdserve.engine.models.decoder import StepInputs
 from pdserve.engine.native.attention import NativeSteps, fits
 from pdserve.engine.numerics import Precision, choose_precision, describe
 from pdserve.engine.parallel.team import ALONE, Team
-from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, misfit
+from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, sort_out
 from pdserve.engine.prompt_scores import Scores, ScoreSlice, scores_of, slices_of, with_scores
 from pdserve.engine.row_proof import PROVEN_ROWS, prove
 from pdserve.engine.row_tiles import RowTiles
@@ -145,8 +145,7 @@ class TorchRunner:
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
         """See `Runner.run`. A row with an id or block out of range fails alone, before anything is computed."""
-        outputs = [RowOutput(error=misfit(row, self._card, self._layout)) for row in rows]
-        sound = [index for index, output in enumerate(outputs) if output.error is None]
+        outputs, sound = sort_out(rows, self._card, self._layout)
         if not sound:
             return outputs
         sound_rows = [rows[index] for index in sound]

@@ -28,6 +28,7 @@ MakeKernels = Callable[[DevicePool, Heads], PagedKernels]
 
 _ROWS = 8
 _ROW_TOKENS = 1024
+_CHUNK = 70  # more than a tile of queries
 # Of outputs that are weighted means of numbers around 1.
 _WITHIN = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
@@ -69,13 +70,13 @@ def choose_kernels(
     if len(makers) == 1:
         return makers[0]
     trial = _Trial(device, layout, heads, precision, width)
-    want = trial.outputs(makers[0])
+    want = trial.outputs(makers[0](trial.pool, trial.heads))
     times_s: dict[str, float] = {}
     fastest = makers[0]
     for make in makers:
         kernels = make(trial.pool, trial.heads)
         try:
-            error = float((trial.outputs(make) - want).abs().max())
+            error = float((trial.outputs(kernels) - want).abs().max())
         except (torch.AcceleratorError, torch.OutOfMemoryError):
             raise  # the device's own
         except RuntimeError as refused:  # a build of torch without them, a width that they haven't
@@ -99,13 +100,17 @@ def choose_kernels(
 
 
 class _Trial:
-    """A decode step of some rows with a long context, in one layer of the model."""
+    """Some rows with a long context, and a chunk behind one of them, in one layer of each kind that the model has.
+
+    Single tokens of the first kind are timed, as in a decode step; all of it is compared.
+    """
 
     def __init__(
         self, device: Device, layout: KvLayout, heads: Heads, precision: Precision, width: int
     ) -> None:
         own = layout.blocks_for(_ROW_TOKENS)
-        self.pool = DevicePool(replace(layout, layers=1, num_blocks=_ROWS * own), precision.kv, device)
+        layers = replace(layout, layers=len(heads.kinds), num_blocks=_ROWS * own)
+        self.pool = DevicePool(layers, precision.kv, device)
         generator = torch.Generator(device=device.torch_device).manual_seed(1)
         kept = torch.randn(self.pool.tensor.shape, generator=generator, device=device.torch_device)
         self.pool.tensor.copy_(kept)
@@ -115,8 +120,9 @@ class _Trial:
             heads.head_dim,
             scale=heads.scale,
             softcap=heads.softcap,
+            windows=heads.kinds,
         )
-        shape = (_ROWS, heads.num_kv_heads * heads.group_size, heads.head_dim)
+        shape = (_ROWS + _CHUNK, heads.num_kv_heads * heads.group_size, heads.head_dim)
         self._queries = torch.randn(shape, generator=generator, device=device.torch_device).to(
             precision.compute
         )
@@ -125,12 +131,20 @@ class _Trial:
         self._blocks = functional.pad(self._own_blocks, (0, max(0, width - own)))
         self._ends = torch.full((_ROWS,), _ROW_TOKENS - 3, dtype=torch.int32, device=device.torch_device)
         self._outputs = torch.empty_like(self._queries)
+        self._singles = (self._queries[:_ROWS], self._outputs[:_ROWS])
 
     def run(self, kernels: PagedKernels) -> None:
         """As a graph runs it."""
-        kernels.attend_singles(0, self._queries, self._blocks, self._ends, self._outputs)
+        queries, outputs = self._singles
+        kernels.attend_singles(0, queries, self._blocks, self._ends, outputs)
 
-    def outputs(self, make: MakeKernels) -> Tensor:
-        kernels = make(self.pool, self.heads)
-        kernels.attend_singles(0, self._queries, self._own_blocks, self._ends, self._outputs)
-        return self._outputs.to(torch.float32, copy=True)
+    def outputs(self, kernels: PagedKernels) -> Tensor:
+        """Of all kinds of layers, float32."""
+        (queries, outputs), blocks = self._singles, self._own_blocks
+        found: list[Tensor] = []
+        for layer in range(len(self.heads.kinds)):
+            kernels.attend_singles(layer, queries, blocks, self._ends, outputs)
+            start = _ROW_TOKENS - _CHUNK - 5
+            kernels.attend_chunk(layer, self._queries[_ROWS:], blocks[0], start, self._outputs[_ROWS:])
+            found.append(self._outputs.to(torch.float32, copy=True))
+        return torch.cat(found)

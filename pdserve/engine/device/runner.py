@@ -30,7 +30,7 @@ from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_folder import ModelFolder
 from pdserve.engine.models.decoder import StepInputs
 from pdserve.engine.numerics import LinearKind, Precision
-from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, misfit
+from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, sort_out
 from pdserve.engine.prompt_scores import Scores, ScoreSlice, scores_of, slices_of, with_scores
 from pdserve.errors import Incompatible, InvariantViolated
 from pdserve.kv_memory import KvMemory
@@ -162,8 +162,7 @@ class DeviceRunner:
         if len(self._in_flight) == _MOST_IN_FLIGHT:
             raise InvariantViolated("too many steps in flight", most=_MOST_IN_FLIGHT)
         self._device.enter()
-        outputs = [RowOutput(error=misfit(row, self._card, self._layout)) for row in rows]
-        sound = [index for index, output in enumerate(outputs) if output.error is None]
+        outputs, sound = sort_out(rows, self._card, self._layout)
         asked = [index for index in sound if rows[index].sample is not None]
         sampled: SampledTokens | None = None
         scores: Scores = {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,27 +15,11 @@ from pdserve.engine.layout import KvLayout
 
 _BLOCK_MULTIPLE = 256  # of positions; fewer are refused by the flash attention that torch brings
 _MOST_DIM = 256
+_MOST_CHUNKS = 64  # whose places are kept
 
 
-class VarlenAttend(Protocol):
-    """`varlen_attn` as it is called here. query [tokens, heads, D], key and value [blocks, positions, kv_heads, D]."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seq_q: Tensor,
-        cu_seq_k: None,
-        max_q: int,
-        max_k: int,
-        *,
-        scale: float,
-        window_size: tuple[int, int],
-        enable_gqa: bool,
-        seqused_k: Tensor,
-        block_table: Tensor,
-    ) -> Tensor: ...
+VarlenAttend = Callable[..., Tensor]
+"""`varlen_attn`, by its arguments: query [tokens, heads, D], key and value [blocks, positions, kv_heads, D]."""
 
 
 def varlen_attend(layout: KvLayout, heads: Heads, compute: torch.dtype) -> VarlenAttend | None:
@@ -51,7 +36,7 @@ def varlen_attend(layout: KvLayout, heads: Heads, compute: torch.dtype) -> Varle
         return None
     from torch.nn.attention.varlen import varlen_attn
 
-    return varlen_attn  # type: ignore[return-value]
+    return cast(VarlenAttend, varlen_attn)
 
 
 class VarlenKernels:
@@ -64,6 +49,8 @@ class VarlenKernels:
         self._heads = heads
         self._storing = storing
         self._attend = attend
+        self._singles = torch.zeros(0, dtype=torch.int32)
+        self._chunks: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def store(self, layer: int, projected: Tensor, turn: Turn, slots: Tensor) -> Tensor:
         return self._storing.store(layer, projected, turn, slots)
@@ -71,14 +58,29 @@ class VarlenKernels:
     def attend_singles(
         self, layer: int, queries: Tensor, blocks: Tensor, ends: Tensor, outputs: Tensor
     ) -> None:
-        firsts = torch.arange(len(queries) + 1, dtype=torch.int32, device=queries.device)
-        self._call(layer, queries, firsts, 1, blocks, ends, outputs)
+        self._call(layer, queries, self._firsts_of_singles(len(queries)), 1, blocks, ends, outputs)
 
     def attend_chunk(self, layer: int, queries: Tensor, blocks: Tensor, start: int, outputs: Tensor) -> None:
         length = len(queries)
-        firsts = torch.arange(0, 2 * length, length, dtype=torch.int32, device=queries.device)
-        end = torch.full((1,), start + length, dtype=torch.int32, device=queries.device)
+        firsts, end = self._place_of_chunk(start, length)
         self._call(layer, queries, firsts, length, blocks[None], end, outputs)
+
+    def _firsts_of_singles(self, num_rows: int) -> Tensor:
+        """[num_rows + 1]: made for the most rows yet, which a graph's trial run does before it is recorded."""
+        if len(self._singles) <= num_rows:
+            self._singles = torch.arange(num_rows + 1, dtype=torch.int32, device=self._pool.tensor.device)
+        return self._singles[: num_rows + 1]
+
+    def _place_of_chunk(self, start: int, length: int) -> tuple[Tensor, Tensor]:
+        """Its first token and the one behind its last; where its keys end. All layers of a step ask for the same."""
+        if (start, length) not in self._chunks:
+            if len(self._chunks) == _MOST_CHUNKS:
+                self._chunks.clear()
+            numbers = torch.tensor(
+                [0, length, start + length], dtype=torch.int32, device=self._pool.tensor.device
+            )
+            self._chunks[start, length] = numbers[:2], numbers[2:]
+        return self._chunks[start, length]
 
     def _call(
         self,

@@ -17,7 +17,7 @@ from typing import Protocol
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.parallel.shard import KvPart
 from pdserve.engine.parallel.step_orders import decode_step, encode_step
-from pdserve.engine.port import ModelCard, Row, RowOutput, Runner, misfit
+from pdserve.engine.port import ModelCard, Row, RowOutput, Runner, sort_out
 from pdserve.kv_memory import KvMemory
 
 
@@ -65,8 +65,7 @@ class ParallelRunner:
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
         """See `Runner.run`. A row with an id or block out of range fails alone, before any rank computes."""
-        outputs = [RowOutput(error=misfit(row, self._card, self._layout)) for row in rows]
-        sound = [index for index, output in enumerate(outputs) if output.error is None]
+        outputs, sound = sort_out(rows, self._card, self._layout)
         if not sound:
             return outputs
         self._tell_others(encode_step([rows[index] for index in sound], self._layout.block_size))

@@ -11,7 +11,7 @@ from pdserve.engine.attention import Heads
 from pdserve.engine.device.device_pool import DevicePool
 from pdserve.engine.device.devices import CpuDevice
 from pdserve.engine.device.kernel_choice import MakeKernels, candidates, choose_kernels
-from pdserve.engine.device.paged_attention import GatheredKernels
+from pdserve.engine.device.paged_attention import GatheredKernels, PagedKernels
 from pdserve.engine.layout import KvLayout
 from pdserve.errors import Incompatible
 from tests.unit.engine_device.driving import FLOAT32
@@ -38,6 +38,21 @@ class Wrong(Other):
     ) -> None:
         super().attend_singles(layer, queries, blocks, ends, outputs)
         outputs[3, 1, 2] += self.off
+
+
+class WrongInChunks(Other):
+    """Single tokens are right."""
+
+    def attend_chunk(self, layer: int, queries: Tensor, blocks: Tensor, start: int, outputs: Tensor) -> None:
+        super().attend_chunk(layer, queries, blocks, start, outputs)
+        outputs[-1, 0, 0] += 0.1
+
+
+class Blind(Other):
+    """Sees no windows."""
+
+    def __init__(self, pool: DevicePool, heads: Heads) -> None:
+        super().__init__(pool, Heads(6, 2, 8, softcap=20.0))
 
 
 class Poisoned(Wrong):
@@ -81,7 +96,7 @@ def test_what_is_timed_has_the_tables_of_a_graph() -> None:
     assert choose([GatheredKernels, Watched], [2e-4, 1e-4], width=100) == "other"
     assert choose([GatheredKernels, Watched], [2e-4], width=200) == "gathered"
     assert choose([GatheredKernels, Watched], [2e-4, 1e-4], width=3) == "other"
-    assert widths == [64, 100, 64, 200, 64, 64]
+    assert widths == [64, 64, 100, 64, 64, 200, 64, 64, 64]  # two kinds of layers, then what is timed
 
 
 class Refusing(Other):
@@ -110,10 +125,21 @@ def test_one_that_refuses_is_left_out_and_one_that_breaks_is_not() -> None:
         choose([GatheredKernels, Broken], [1e-4])
 
 
-@pytest.mark.parametrize("wrong", [Wrong, Poisoned])
-def test_one_that_computes_wrongly_is_not_served_with(wrong: type[Wrong]) -> None:
+@pytest.mark.parametrize("wrong", [Wrong, Poisoned, WrongInChunks, Blind])
+def test_one_that_computes_wrongly_is_not_served_with(wrong: type[Other]) -> None:
     with pytest.raises(Incompatible, match=r"computes wrongly.*kernels=other"):
         choose([GatheredKernels, wrong], [1.0, 1.0])
+
+
+def test_each_candidate_is_made_once() -> None:
+    made: list[PagedKernels] = []
+
+    def other(pool: DevicePool, heads: Heads) -> PagedKernels:
+        made.append(Other(pool, heads))
+        return made[-1]
+
+    choose_kernels([GatheredKernels, other], CpuDevice(seconds=[1.0, 2.0]), LAYOUT, HEADS, FLOAT32)
+    assert len(made) == 1
 
 
 def test_a_cpu_has_nothing_to_choose() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +83,28 @@ def test_it_sees_what_the_gathered_kernels_see(seed: int) -> None:
             each.attend_singles(layer, queries[:3], order[:15].view(3, 5), ends, outputs[:3])
             each.attend_chunk(layer, queries[3:], order[15:], start, outputs[3:])
         torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+
+
+def test_all_layers_of_a_step_share_what_says_where_its_rows_are() -> None:
+    layout = KvLayout(
+        num_blocks=4, kv_heads=1, layers=2, block_size=4, head_dim=8, dtype="float32", item_bytes=4
+    )  # fmt: skip
+    heads = Heads(1, 1, 8)
+    pool = DevicePool(layout, torch.float32, CpuDevice())
+    told: list[tuple[int, int]] = []
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, firsts: Tensor, *args: object, **named: Any
+    ) -> Tensor:
+        told.append((firsts.data_ptr(), named["seqused_k"].data_ptr()))
+        return query
+
+    kernels = VarlenKernels(pool, heads, GatheredKernels(pool, heads), attend)
+    queries, ends = torch.zeros(2, 1, 8), torch.ones(2, dtype=torch.int32)
+    for layer in (0, 1):
+        kernels.attend_singles(layer, queries, torch.zeros(2, 1, dtype=torch.int32), ends, queries)
+        kernels.attend_chunk(layer, queries, torch.zeros(1, dtype=torch.int32), 1, queries)
+    assert told[:2] == told[2:]
 
 
 def test_torch_knows_these_arguments() -> None:
