@@ -96,6 +96,7 @@ class TransferOwner:
         self._generation = 0
         self._look_s = clock.now_s()
         self._books_are_wrong = False
+        self._granted_bytes = 0  # of the pool, up to the last block that was ever granted
 
     # --- messages
 
@@ -164,6 +165,8 @@ class TransferOwner:
             return
 
     def _on_expect(self, message: messages.ExpectLease) -> None:
+        end = (max(message.block_ids, default=-1) + 1) * self._layout.block_bytes
+        self._granted_bytes = max(self._granted_bytes, min(end, self._pool.num_bytes))
         link = self._to_prefill.get(message.source.id)
         if link is not None and link.peer == message.source and isinstance(link.side, Receiver):
             link.side.expect(message)
@@ -201,7 +204,7 @@ class TransferOwner:
             self._books_are_wrong = True
             self._to_loop(BooksWrong("transfer", {"counts": str(self.metrics)}))
         self.metrics.links_up = sum(link.is_up for link in self._links)
-        if more:
+        if more or self._pool.populate(self._granted_bytes):  # before READY, unless links have better to do
             return 0.0
         due_s = self._next_due_s()
         return None if due_s is None else max(0.0, due_s - self._clock.now_s())

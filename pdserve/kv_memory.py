@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from xxhash import xxh3_64_intdigest
 
 from pdserve.errors import InvariantViolated
+from pdserve.memory_pages import HUGE_BYTES, populated
 
 XXH3_64 = "xxh3_64"
 
@@ -56,6 +57,15 @@ class KvMemory(Protocol):
         """Checksum of one of `checksums`, in [0, 2**64); None: where these bytes lie, nobody can compute it."""
         ...
 
+    def populate(self, end: int) -> bool:
+        """Have the system find room for the next of the first `end` bytes, so that no write there waits for it.
+
+        One thread. A few milliseconds at most, mostly a fraction of one; other threads run meanwhile.
+
+        returns  whether there is more to do
+        """
+        ...
+
     def export(self, transport: str) -> int | None:
         """What a peer on this host needs to read this memory itself over that transport; None: it can't.
 
@@ -88,6 +98,7 @@ class HostMemory:
         self.bytes = (_private(num_bytes) if memory is None else memory)[:num_bytes]
         self._address = ctypes.addressof((ctypes.c_char * 0).from_buffer(self.bytes))
         self._prepared_bytes = 0
+        self._populated_bytes = 0
 
     def prepare(self, end: int) -> None:
         """The first `end` bytes are about to be used: puts them on huge pages, where that must be asked for."""
@@ -97,6 +108,15 @@ class HostMemory:
     def _make_huge(self, end: int) -> int:
         """How many bytes need no more asking now, `end` at least."""
         return self.num_bytes
+
+    def populate(self, end: int) -> bool:
+        start = self._populated_bytes
+        if start >= end:
+            return False
+        stop = min(start + HUGE_BYTES, self.num_bytes)
+        self.prepare(stop)
+        self._populated_bytes = stop if populated(self._address + start, stop - start) else self.num_bytes
+        return self._populated_bytes < end
 
     def view(self, span: ByteSpan) -> memoryview:
         self._check(span)

@@ -13,7 +13,8 @@ import mmap
 import os
 import weakref
 
-HUGE_BYTES = 2 << 20
+from pdserve.memory_pages import HUGE_BYTES
+
 _MADV_COLLAPSE = 25
 _MAP_FIXED = 0x10
 _PROT_NONE = 0

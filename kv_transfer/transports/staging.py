@@ -52,6 +52,9 @@ class StagedPool:
         seen = span if span.start >= self.num_bytes else self.landed.get(span)
         return None if seen is None else xxh3_64_intdigest(self.view(seen))
 
+    def populate(self, end: int) -> bool:
+        return self._pool.populate(end)
+
     def export(self, transport: str) -> int | None:
         return self._pool.export(transport)
 

@@ -37,6 +37,9 @@ class DeviceMemory:
             raise InvariantViolated("a checksum that this memory doesn't offer", kind=kind)
         return xxh3_64_intdigest(self.bytes[span.start : span.end])
 
+    def populate(self, end: int) -> bool:
+        return False
+
     def export(self, transport: str) -> int | None:
         return None
 
@@ -83,6 +86,9 @@ class StagedMemory:
 
     def checksum(self, kind: str, span: ByteSpan) -> int | None:
         return self._seen.checksum(kind, span)
+
+    def populate(self, end: int) -> bool:
+        return self._seen.populate(end)
 
     def export(self, transport: str) -> int | None:
         return self._seen.export(transport)

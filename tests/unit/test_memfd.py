@@ -21,7 +21,8 @@ import pytest
 from pdserve.errors import InvalidRequest, InvariantViolated
 from pdserve.kv_memory import ByteSpan, HostMemory
 from pdserve.memfd import MappedPool, MemfdMemory, RankMemory, shareable_memory
-from pdserve.shared_mapping import HUGE_BYTES, SharedMapping
+from pdserve.memory_pages import HUGE_BYTES
+from pdserve.shared_mapping import SharedMapping
 
 NUM_BYTES = 3 * mmap.PAGESIZE + 17
 

@@ -250,6 +250,9 @@ class DeviceKvMemory:
     def checksum(self, kind: str, span: ByteSpan) -> int:
         raise InvariantViolated("a checksum that this memory doesn't offer", kind=kind)
 
+    def populate(self, end: int) -> bool:
+        return False
+
     def export(self, transport: str) -> int | None:
         return None
 

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from kv_transfer import messages
+from pdserve.kv_memory import HostMemory
 from pdserve.sampling import TokenLogprobs
 from tests.contract.links.conftest import MakeWorld
 from tests.contract.links.world import LAYOUT, World, assert_at_rest, assert_handed_off, link_states
@@ -173,3 +174,38 @@ def test_a_grant_that_never_comes_is_answered_stale(make_world: MakeWorld) -> No
     assert isinstance(closed, messages.LeaseClosed)
     assert type(closed.error).__name__ == "Stale"
     assert decode.owner.metrics.stale == {("p", "READY"): 1}
+
+
+class _SlowToPopulate(HostMemory):
+    """Needs so many turns for it; `asked` says up to where it was to be there, each time."""
+
+    def __init__(self, num_bytes: int, num_turns: int) -> None:
+        super().__init__(num_bytes)
+        self.asked: list[int] = []
+        self._num_left = num_turns
+
+    def populate(self, end: int) -> bool:
+        self.asked.append(end)
+        self._num_left -= end > 0
+        return end > 0 and self._num_left > 0
+
+
+def test_granted_blocks_are_there_before_the_first_of_them_is_offered() -> None:
+    """A bit in each turn that has nothing else to do, until nothing is left."""
+    world = World("stream-unix")
+    memory = _SlowToPopulate(LAYOUT.pool_bytes, 5)
+    prefill, decode = world.node("p"), world.node("d", memory=memory)
+    world.pair(prefill, decode)
+    world.settle()
+    assert set(memory.asked) == {0}
+    memory.asked.clear()
+    world.open(prefill, decode, 1, num_blocks=3)
+    world.settle()
+    end = (max(decode.granted[1]) + 1) * LAYOUT.block_bytes
+    assert memory.asked[:5] == [end] * 5
+    assert len(set(memory.asked)) == 1
+    sent = world.offer(prefill, 1, 3, 3)
+    prefill.owner.handle(messages.CommitLease(1, 7, None))
+    world.wait_ends(1, prefill, decode)
+    assert_handed_off(prefill, decode, 1, sent)
+    world.close()

@@ -41,6 +41,9 @@ class _Pool:
     def checksum(self, kind: str, span: ByteSpan) -> int:
         raise InvariantViolated("none")
 
+    def populate(self, end: int) -> bool:
+        return False
+
     def export(self, transport: str) -> int | None:
         return None
 
