@@ -1,4 +1,4 @@
-"""GGUF's block formats to float32, bit for bit as the `gguf` package does it.
+"""Block formats to float32; GGUF's bit for bit as the `gguf` package does it.
 
 A row of weights is a run of blocks of 32 values:
 
@@ -7,21 +7,23 @@ A row of weights is a run of blocks of 32 values:
     Q4_1  d: f16 | m: f16 | 16 bytes of nibbles  value = d·q + m
 
 The low nibbles of the 16 bytes are values 0…15, the high ones 16…31. Five-bit blocks: dequant_five.py; K-quants, whose
-blocks have 256 values: dequant_k.py.
+blocks have 256 values: dequant_k.py; what Hugging Face folders are laid out in: dequant_grouped.py.
 Source: ggml's quantised block layouts, https://github.com/ggml-org/ggml (ggml-common.h).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pdserve.engine.dequant_bits import half, nibbles
 from pdserve.engine.dequant_five import q5_0, q5_1
+from pdserve.engine.dequant_grouped import decode_grouped
 from pdserve.engine.dequant_k import q4_k, q5_k, q6_k
-from pdserve.modelstore.gguf_types import SUPPORTED
+from pdserve.modelstore.grouped_types import GROUPED, UNITS
 
 # Decoded at once: what lies between is small then, and stays in the caches.
 _PIECE_VALUES = 1 << 20
@@ -36,7 +38,7 @@ def decode(raw: Tensor, kind: str) -> Tensor:
     """
     if kind in PLAIN:
         return _view(raw, PLAIN[kind])
-    unit = SUPPORTED[kind]
+    unit = UNITS[kind]
     blocks = raw.view(-1, unit.num_bytes)
     values = torch.empty(len(blocks), unit.num_values, device=raw.device)
     step = _PIECE_VALUES // unit.num_values
@@ -67,6 +69,7 @@ _BLOCK_DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_K": q4_k,
     "Q5_K": q5_k,
     "Q6_K": q6_k,
+    **{kind: partial(decode_grouped, kind) for kind in GROUPED},
 }
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from pdserve.engine.device.packed_linear import packed_linear
 from pdserve.engine.kernel_caches import rounded_rows
+from pdserve.engine.native.blocks import as_multiplied
 from pdserve.engine.native.linear import NativeLinear
 from pdserve.engine.native.packed import PackedLinear
 from pdserve.engine.numerics import LinearKind, Precision
@@ -94,7 +95,9 @@ def make_linear(precision: Precision, weight: StoredMatrix, bias: Tensor | None 
     if precision.device is not None and weight.is_quantised:
         return packed_linear(weight, bias, precision.device, precision.compute)
     if precision.kernels is not None and weight.is_quantised:
-        return PackedLinear(precision.kernels, weight, bias)
+        multiplied = as_multiplied(weight)
+        if multiplied is not None:
+            return PackedLinear(precision.kernels, multiplied, bias)
     linear = _pack(precision, weight.values(), bias)
     if precision.product_tiles is None:
         return linear

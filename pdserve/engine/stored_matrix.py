@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.dequant import PLAIN, decode
-from pdserve.modelstore.gguf_types import SUPPORTED
+from pdserve.modelstore.grouped_types import UNITS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +18,7 @@ class StoredRows:
     """Some rows of one tensor.
 
     raw    [stored rows, bytes of a row] uint8: a view of the file
-    kind   how they are stored: a name of gguf_types.SUPPORTED
+    kind   how they are stored: a name of grouped_types.UNITS
     order  [rows] int64: which of them; None = all, as they lie
     """
 
@@ -106,7 +106,7 @@ class StoredMatrix:
         width = self.shape[1]
         if (begin, end) == (0, width):
             return self
-        units = [SUPPORTED[part.kind].num_values for part in self.parts]
+        units = [UNITS[part.kind].num_values for part in self.parts]
         if all(begin % unit == end % unit == 0 for unit in units):
             return StoredMatrix([part.columns(begin, end, width) for part in self.parts], end - begin)
         return StoredMatrix.plain(self.values()[:, begin:end].contiguous())

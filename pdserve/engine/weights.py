@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from pdserve.engine import dequant
+from pdserve.engine.grouped_matrix import grouped_matrix
 from pdserve.engine.mapped_file import MappedFile
-from pdserve.engine.model_config import ModelConfig
+from pdserve.engine.model_config import ModelConfig, read_json
 from pdserve.engine.stored_matrix import StoredMatrix
 from pdserve.malloc import trim_heap
 from pdserve.modelstore.errors import BadModel
 from pdserve.modelstore.progress import ByteProgress, Silent
-from pdserve.modelstore.stored_tensors import StoredTensor, read_tensors
-from pdserve.modelstore.text_config import text_tensors
+from pdserve.modelstore.quantised_tensors import read_model_tensors
+from pdserve.modelstore.stored_tensors import StoredTensor
 
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLE_PIECES = 16
@@ -43,7 +44,8 @@ class Weights:
         self._config = config
         self._folder = folder
         self._files: dict[str, MappedFile] = {}
-        self._tensors = text_tensors(config.architecture, read_tensors(folder))
+        found = read_model_tensors(folder, read_json(folder / "config.json"))
+        self._tensors, self._quantised, self._every = found.stored, found.quantised, found.every
         self._progress = progress or Silent()
         self._progress.begin("weights", self.num_bytes)
         self._asked: set[str] = set()
@@ -51,24 +53,27 @@ class Weights:
         self._unreleased: list[StoredTensor] = []
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._tensors or name in self._quantised
 
     def names(self) -> list[str]:
-        return list(self._tensors)
+        return [*self._tensors, *self._quantised]
 
     @property
     def num_bytes(self) -> int:
         """Of all tensors, as they are stored."""
-        return sum(stored.num_bytes for stored in self._tensors.values())
+        return sum(stored.num_bytes for stored in self._every.values())
 
     @property
     def is_quantised(self) -> bool:
-        """Whether any tensor is stored in blocks."""
-        return any(stored.type not in dequant.PLAIN for stored in self._tensors.values())
+        """Whether any tensor is stored as whole numbers of a few bits."""
+        return any(stored.type not in dequant.PLAIN for stored in self._tensors.values()) or any(
+            not stored.is_float for stored in self._quantised.values()
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a stored tensor, torch order. Raises BadModel if it is missing."""
-        return self._stored(name).shape
+        quantised = self._quantised.get(name)
+        return self._stored(name).shape if quantised is None else quantised.shape
 
     def load(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor in the stored dtype (float32 if it was quantised); plain types are views of the file: don't write.
@@ -84,7 +89,16 @@ class Weights:
         return self._unpermuted(values, stored.transform)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
-        """A matrix that is read when it is packed, or never is, and multiplied as it lies. Raises as `load` does."""
+        """A matrix that is read when it is packed, or never is, and multiplied as it lies. Raises as `load` does.
+
+        One that the folder has as several tensors is read at once, and laid out anew in this process's own memory.
+        """
+        quantised = self._quantised.get(name)
+        if quantised is not None:
+            self._check_shape(name, quantised.shape, shape)
+            for part in quantised.tensors:
+                self._note(f"{name}@{part.offset}", part)
+            return grouped_matrix(name, quantised, self._bytes)
         stored = self._take(name, shape)
         if stored.transform == "minus_one":
             raise BadModel("this tensor can't be transformed", tensor=name, transform=stored.transform)
@@ -113,8 +127,8 @@ class Weights:
         digest = hashlib.blake2b(digest_size=16)
         clean = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
         digest.update(json.dumps(clean, sort_keys=True, separators=(",", ":")).encode())
-        for name in sorted(self._tensors):
-            stored = self._tensors[name]
+        for name in sorted(self._every):
+            stored = self._every[name]
             digest.update(json.dumps([name, list(stored.shape), stored.type, stored.transform]).encode())
             digest.update(_sample(self._bytes(stored)))
             self._map(stored.file).release(stored.offset, stored.num_bytes)
@@ -133,16 +147,21 @@ class Weights:
     def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """Look a tensor up and note that it is about to be read."""
         stored = self._stored(name)
-        if stored.shape != shape:
-            raise BadModel(
-                "a tensor's shape is not what the config says", tensor=name, want=shape, got=stored.shape
-            )
+        self._check_shape(name, stored.shape, shape)
+        self._note(name, stored)
+        return stored
+
+    @staticmethod
+    def _check_shape(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> None:
+        if got != want:
+            raise BadModel("a tensor's shape is not what the config says", tensor=name, want=want, got=got)
+
+    def _note(self, name: str, stored: StoredTensor) -> None:
         self._progress.reached(self._asked_bytes)
         if name not in self._asked:  # a tied head is asked for twice
             self._asked.add(name)
             self._asked_bytes += stored.num_bytes
         self._unreleased.append(stored)
-        return stored
 
     def _bytes(self, stored: StoredTensor) -> Tensor:
         return self._map(stored.file).view(stored.offset, stored.num_bytes)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import Incompatible, UnknownModel
+from pdserve.modelstore.quantisation_config import read_quantisation
 
 
 def check_folder(folder: Path) -> None:
@@ -20,14 +21,7 @@ def check_folder(folder: Path) -> None:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise Incompatible("config.json names no architectures", folder=folder, got=names)
-    quantised = config.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else quantised
-        raise Incompatible(
-            "quantised safetensors are not supported: take the model's unquantised files, or a GGUF file",
-            quantisation=method,
-            folder=folder,
-        )
+    read_quantisation(config)
     if not (folder / "tokenizer.json").is_file():
         raise UnknownModel(
             "model folder has no tokenizer.json: save it with AutoTokenizer.from_pretrained(…).save_pretrained(…)",

@@ -12,8 +12,9 @@ from typing import Any
 from pdserve.errors import Incompatible
 from pdserve.modelstore.expected_tensors import check_tensors, has_own_head
 from pdserve.modelstore.families import Sizes
-from pdserve.modelstore.stored_tensors import read_tensors
-from pdserve.modelstore.text_config import text_config, text_tensors
+from pdserve.modelstore.quantised_tensors import QuantisedTensor, read_model_tensors
+from pdserve.modelstore.stored_tensors import StoredTensor
+from pdserve.modelstore.text_config import text_config
 
 _CACHE_VALUE_BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -59,7 +60,8 @@ def read_facts(folder: Path) -> ModelFacts:
     """
     whole: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = text_config(whole)
-    tensors = text_tensors(str((config.get("architectures") or ["?"])[0]), read_tensors(folder))
+    found = read_model_tensors(folder, whole)
+    tensors: dict[str, StoredTensor | QuantisedTensor] = {**found.stored, **found.quantised}
     check_tensors(config, {name: tensor.shape for name, tensor in tensors.items()}, str(folder))
     sizes = Sizes(config)
     types = Counter(tensor.type for tensor in tensors.values())

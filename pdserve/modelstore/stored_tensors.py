@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.modelstore.errors import BadModel
-from pdserve.modelstore.gguf_types import SUPPORTED
+from pdserve.modelstore.gguf_types import SUPPORTED, StoredType
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 _MOST_HEADER_BYTES = 100_000_000
+# What quantised weights' codes, zero points and orders are stored as: no values by themselves.
+_CODES = {
+    "I8": StoredType(1, 1),
+    "U8": StoredType(1, 1),
+    "I32": StoredType(1, 4),
+    "I64": StoredType(1, 8),
+    "F8_E4M3": StoredType(1, 1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,7 @@ def _of_shard(path: Path) -> Iterator[tuple[str, StoredTensor]]:
 
 def _check(name: str, tensor: StoredTensor, file_bytes: int) -> None:
     where: dict[str, object] = {"tensor": name, "file": tensor.file}
-    stored = SUPPORTED.get(tensor.type)
+    stored = SUPPORTED.get(tensor.type) or _CODES.get(tensor.type)
     if stored is None:
         raise BadModel(
             "weights of this type are not supported", **where, got=tensor.type, supported=", ".join(SUPPORTED)

@@ -115,7 +115,7 @@ def test_a_tensor_that_the_index_promises(tmp_path: Path, capsys: pytest.Capture
         ({"attention_bias": True}, "lacks a tensor (tensor=model.layers.0.self_attn.q_proj.bias"),
         ({"vocab_size": None}, "key=vocab_size"),
         ({"num_hidden_layers": "one"}, "key=num_hidden_layers, got=one"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantisation=gptq"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "not supported (key=bits, got=None"),
         ({"num_key_value_heads": True}, "key=num_key_value_heads, got=True"),
         ({"sliding_window": "wide"}, "key=sliding_window, got=wide"),
         ({"num_experts": [8]}, "key=num_experts, got=[8]"),
