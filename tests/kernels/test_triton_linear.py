@@ -10,7 +10,8 @@ import torch
 
 from pdserve.engine.device.packed_linear import PackedDeviceLinear, on_device
 from pdserve.engine.stored_matrix import StoredMatrix
-from tests.support.quantised import KINDS, drawn_blocks
+from pdserve.modelstore.grouped_types import UNITS
+from tests.support.quantised import GROUPED_KINDS, KINDS, drawn_blocks
 
 triton = pytest.importorskip("triton", reason="Triton isn't installed: make test-kernels")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -19,16 +20,18 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from pdserve.engine.device.triton_linear import TritonLinear  # noqa: E402  needs Triton
 
 pytestmark = pytest.mark.slow
+ALL = [*KINDS, *GROUPED_KINDS]
 WITHIN = 2e-6  # of the largest result
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("seed", range(6))
 def test_products(kind: str, seed: int) -> None:
     """Any number of rows and outputs; rows that are parts of wider ones; another kind beside it, and a bias."""
-    source = random.Random(seed * 100 + KINDS.index(kind))
+    source = random.Random(seed * 100 + ALL.index(kind))
     generator = torch.Generator().manual_seed(source.getrandbits(32))
-    width = 256 * source.choice([1, 2]) if kind.endswith("_K") else 32 * source.choice([1, 2, 3, 5, 9])
+    unit = UNITS[kind].num_values
+    width = unit * source.choice([1, 2] if unit == 256 else [1, 2, 3] if unit > 32 else [1, 2, 3, 5, 9])
     parts = [*drawn_blocks(source.choice([1, 5, 64, 70, 130]), width, kind, generator).parts]
     if source.random() < 0.4:
         parts += drawn_blocks(source.choice([3, 65]), width, "Q8_0", generator).parts
@@ -43,7 +46,7 @@ def test_products(kind: str, seed: int) -> None:
     assert float((got - want).abs().max()) <= WITHIN * float(want.abs().max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL)
 def test_values_are_the_decoders(kind: str) -> None:
     """Bit for bit but for products that are rounded once where the decoder rounds twice."""
     weight = drawn_blocks(33, 512, kind, torch.Generator().manual_seed(7))
@@ -58,3 +61,13 @@ def test_sixteen_bits_and_no_rows() -> None:
     linear = TritonLinear(weight, None)
     assert float((linear(x) - PackedDeviceLinear(weight, None)(x)).abs().max()) < 2e-2
     assert linear(x[:0]).shape == (0, 48)
+
+
+def test_every_float_of_eight_bits() -> None:
+    """Subnormal ones and both zeros too; 127 and 255 are no numbers."""
+    codes = torch.arange(256, dtype=torch.uint8).view(2, 128)
+    scale = torch.ones(2, 1).view(torch.uint8)
+    weight = StoredMatrix.of(torch.cat((scale, codes), dim=1).view(-1), "F8_128", (2, 128))
+    got = TritonLinear(weight, None)._decoded(torch.float32)
+    assert torch.equal(got.isnan(), codes & 127 == 127)
+    assert torch.equal(got.nan_to_num(), codes.view(torch.float8_e4m3fn).float().nan_to_num())

@@ -16,7 +16,12 @@ from pdserve.engine.row_tiles import RowFunction
 from pdserve.engine.stored_matrix import StoredMatrix, StoredRows
 from pdserve.errors import Incompatible
 
-_TRIED_ROWS = 80
+# Few rows, each size of tile that a kernel has for more, and those that go through decoded weights.
+_TRIED_ROWS = (3, 17, 64, 80)
+_TRIED_OUTPUTS = 80
+# Kind, width, device, dtype of activations.
+Trial = tuple[str, int, str, torch.dtype]
+_tried: set[Trial] = set()  # in this process: a model has hundreds of matrices, of a few kinds and widths
 # Of the largest result.
 _WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -44,8 +49,20 @@ def packed_linear(
     # Not everywhere: it comes with torch's builds for GPUs.
     from pdserve.engine.device.triton_linear import TritonLinear
 
-    verify_products(TritonLinear, there, compute)
+    verify_products(TritonLinear, untried(there, compute, _tried), compute)
     return TritonLinear(there, bias)
+
+
+def untried(weight: StoredMatrix, compute: torch.dtype, tried: set[Trial]) -> StoredMatrix:
+    """Those parts of which no part of the same kind and width has been tried on their device; now they have been."""
+    width = weight.shape[1]
+    parts: list[StoredRows] = []
+    for part in weight.parts:
+        trial = (part.kind, width, str(part.raw.device), compute)
+        if trial not in tried:
+            tried.add(trial)
+            parts.append(part)
+    return StoredMatrix(parts, width)
 
 
 def verify_products(
@@ -56,15 +73,20 @@ def verify_products(
     Raises Incompatible, with the error as a number.
     """
     for part in weight.parts:
-        few = StoredMatrix([StoredRows(part.raw[:_TRIED_ROWS], part.kind)], weight.shape[1])
+        few = StoredMatrix([StoredRows(part.raw[:_TRIED_OUTPUTS], part.kind)], weight.shape[1])
         generator = torch.Generator(device=part.raw.device).manual_seed(1)
-        x = torch.randn(_TRIED_ROWS, few.shape[1], generator=generator, device=part.raw.device).to(compute)
+        x = torch.randn(_TRIED_ROWS[-1], few.shape[1], generator=generator, device=part.raw.device)
+        x = x.to(compute)
         want = PackedDeviceLinear(few, None)(x).to(torch.float32)
-        for rows in (x[:3], x):  # few rows and many go different ways
-            error = float((make(few, None)(rows).to(torch.float32) - want[: len(rows)]).abs().max())
+        for rows in _TRIED_ROWS:
+            error = float((make(few, None)(x[:rows]).to(torch.float32) - want[:rows]).abs().max())
             if not error <= _WITHIN[compute] * float(want.abs().max()):  # NaN isn't
                 raise Incompatible(
-                    "a kernel of this device computes wrongly", kernels="product", kind=part.kind, error=error
+                    "a kernel of this device computes wrongly",
+                    kernels="product",
+                    kind=part.kind,
+                    rows=rows,
+                    error=error,
                 )
 
 

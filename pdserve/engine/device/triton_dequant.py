@@ -1,4 +1,5 @@
-"""Triton kernels over weights as files store them: rows of blocks (pdserve/engine/dequant.py has their layouts).
+"""Triton kernels over weights as files store them: rows of blocks (pdserve/engine/dequant.py has their layouts), or of
+units (pdserve/modelstore/grouped_types.py).
 
     product   program (tile of rows of x, tile of outputs): takes the tile's weights apart as it goes along the width
     decoded   program (outputs, tile of the width): the values themselves, for products of many rows
@@ -27,6 +28,7 @@ def product(
     x_stride,
     y_stride,
     kind: tl.constexpr,
+    unit: tl.constexpr,
     has_bias: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -43,7 +45,7 @@ def product(
         places = begin + tl.arange(0, K)
         inside = places < width
         values = tl.load(inputs[:, None] + places[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
-        weights = values_at(own[:, None], places[None, :], is_out[:, None] & inside[None, :], kind)
+        weights = values_at(own[:, None], places[None, :], is_out[:, None] & inside[None, :], kind, unit)
         total = tl.dot(values, tl.trans(weights.to(values.dtype)), total, input_precision="ieee")
     if has_bias:
         total += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[None, :]
@@ -58,18 +60,40 @@ def decoded(
     width,
     row_bytes,
     kind: tl.constexpr,
+    unit: tl.constexpr,
     K: tl.constexpr,
 ):
     out = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * K + tl.arange(0, K)
     inside = places < width
-    found = values_at(raw + out * row_bytes, places, inside, kind)
+    found = values_at(raw + out * row_bytes, places, inside, kind, unit)
     tl.store(values + out * width + places, found.to(values.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def values_at(row, places, mask, kind: tl.constexpr):
-    """Values as float32; row: addresses of rows of bytes, broadcast with places in them; 0 where the mask isn't set."""
+def values_at(row, places, mask, kind: tl.constexpr, unit: tl.constexpr):
+    """Values as float32; row: addresses of rows of bytes, broadcast with places in them; 0 where the mask isn't set.
+
+    kind  of grouped types without their size, `unit`: values that share a scale
+    """
+    if kind == "I8":
+        block = row + places // unit * (4 + unit)
+        q = tl.load(block + 4 + places % unit, mask=mask, other=0).to(tl.int8, bitcast=True)
+        return _float(block, mask) * q.to(tl.float32)
+    if kind == "I8Z":
+        block = row + places // unit * (8 + unit)
+        q = _byte(block + 8 + places % unit, mask).to(tl.float32)
+        return _float(block, mask) * (q - _float(block + 4, mask))
+    if kind == "I4":
+        block = row + places // unit * (4 + unit // 2)
+        return _float(block, mask) * (_neighbour(block + 4, places % unit, mask) - 8).to(tl.float32)
+    if kind == "I4Z":
+        block = row + places // unit * (8 + unit // 2)
+        q = _neighbour(block + 8, places % unit, mask).to(tl.float32)
+        return _float(block, mask) * (q - _float(block + 4, mask))
+    if kind == "F8":
+        block = row + places // unit * (4 + unit)
+        return _float(block, mask) * _e4m3(_byte(block + 4 + places % unit, mask))
     if kind == "Q8_0":
         block = row + places // 32 * 34
         q = tl.load(block + 2 + places % 32, mask=mask, other=0).to(tl.int8, bitcast=True)
@@ -131,6 +155,24 @@ def _byte(place, mask):
 @triton.jit
 def _half(place, mask):
     return tl.load(place.to(tl.pointer_type(tl.float16)), mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _float(place, mask):
+    return tl.load(place.to(tl.pointer_type(tl.float32)), mask=mask, other=0.0)
+
+
+@triton.jit
+def _e4m3(code):
+    """A float16 has one bit more of exponent, whose bias is 8 more: moved there, any code is 1/256 of its value."""
+    moved = ((code & 127) << 7 | (code & 128) << 8).to(tl.int16).to(tl.float16, bitcast=True)
+    return tl.where(code & 127 == 127, float("nan"), moved.to(tl.float32) * 256.0)
+
+
+@triton.jit
+def _neighbour(packed, place, mask):
+    """Of bytes whose low nibbles come before their high ones."""
+    return _byte(packed + place // 2, mask) >> (place % 2 * 4) & 15
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from pdserve.engine.device import triton_dequant
 from pdserve.engine.stored_matrix import StoredMatrix, StoredRows
+from pdserve.modelstore.grouped_types import UNITS, base_of
 
 # Of more rows, a weight would be taken apart more often than it costs to write it down once.
 _MOST_ROWS = 64
@@ -53,7 +54,8 @@ class TritonLinear:
             part.raw.shape[1],
             x.stride(0),
             y.stride(0),
-            kind=part.kind,
+            kind=base_of(part.kind),
+            unit=UNITS[part.kind].num_values,
             has_bias=bias is not None,
             M=tile,
             N=_OUTPUTS,
@@ -66,7 +68,13 @@ class TritonLinear:
         begin = 0
         for part in self._weight.parts:
             triton_dequant.decoded[(len(part), -(-width // _DECODED))](
-                part.raw, values[begin:], width, part.raw.shape[1], kind=part.kind, K=_DECODED
+                part.raw,
+                values[begin:],
+                width,
+                part.raw.shape[1],
+                kind=base_of(part.kind),
+                unit=UNITS[part.kind].num_values,
+                K=_DECODED,
             )
             begin += len(part)
         return values
