@@ -123,6 +123,11 @@ def shown(spelled: bytes) -> str:
     return spelled.decode("utf-8", "replace")
 
 
+def token_name(token_id: int, spelled: TokenBytes, *, by_id: bool) -> str:
+    """What a list of log-probabilities calls a token. by_id: vLLM's return_tokens_as_token_ids."""
+    return f"token_id:{token_id}" if by_id else shown(spelled[token_id])
+
+
 def prompt_logprobs(logprobs: Iterable[TokenLogprobs], ids: Iterable[int], spelled: TokenBytes) -> list[Json]:
     """vLLM's form: for each token an object of ids."""
     return [_ranked(each, token_id, spelled) for token_id, each in zip(ids, logprobs)]

@@ -17,7 +17,7 @@ from http_door.answer import (
     ids_named,
     prompt_logprobs,
     reason_text,
-    shown,
+    token_name,
 )
 from http_door.chat_message import ChatMessageParts, delta_of
 from http_door.errors import refused_field
@@ -36,7 +36,10 @@ _UNSUPPORTED = (
     "functions",
     "function_call",
     "mm_processor_kwargs",
+    "documents",
 )
+# What a chat does anyway; vLLM can be told to do otherwise.
+_ALWAYS = {"echo": False, "add_special_tokens": False, "include_reasoning": True}
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -61,6 +64,10 @@ class ChatFields(TextFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: str | None = None
+    return_tokens_as_token_ids: bool | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    include_reasoning: bool | None = None
     return_timings: bool | None = None  # ours: where the time of each choice went
     modalities: list[str] | None = None
     audio: msgspec.Raw = NOT_GIVEN
@@ -69,6 +76,7 @@ class ChatFields(TextFields, kw_only=True):
     functions: msgspec.Raw = NOT_GIVEN
     function_call: msgspec.Raw = NOT_GIVEN
     mm_processor_kwargs: msgspec.Raw = NOT_GIVEN
+    documents: msgspec.Raw = NOT_GIVEN
 
 
 @dataclass(slots=True)
@@ -146,8 +154,9 @@ class ChatAnswer:
                 self._usage.num_completion_tokens += len(event.token_ids)
                 rows = None
                 if self._body.logprobs:
+                    by_id = bool(self._body.return_tokens_as_token_ids)
                     rows = [
-                        _named(token_id, each, spelled)
+                        _named(token_id, each, spelled, by_id=by_id)
                         for token_id, each in zip(event.token_ids, event.logprobs)
                     ]
                 said = self._choices[event.choice].parser.feed(event.text)
@@ -259,11 +268,12 @@ class ChatAnswer:
         return {"id": self._id, "object": kind, "created": self._occasion.created_s, "model": self._model}
 
 
-def _named(token_id: int, logprobs: TokenLogprobs, spelled: TokenBytes) -> Json:
+def _named(token_id: int, logprobs: TokenLogprobs, spelled: TokenBytes, *, by_id: bool) -> Json:
     """OpenAI's form of a token of a chat."""
 
     def row(each: int, logprob: float) -> Json:
-        return {"token": shown(spelled[each]), "logprob": logprob, "bytes": list(spelled[each])}
+        name = token_name(each, spelled, by_id=by_id)
+        return {"token": name, "logprob": logprob, "bytes": list(spelled[each])}
 
     tops = [row(top_id, logprob) for top_id, logprob in logprobs.top]
     return {**row(token_id, logprobs.logprob), "top_logprobs": tops}
@@ -274,6 +284,9 @@ def _check(body: ChatFields) -> None:
     for name in _UNSUPPORTED:
         if is_given(getattr(body, name)):
             raise refused_field(name, f"{name} isn't supported")
+    for name, value in _ALWAYS.items():
+        if getattr(body, name) not in (None, value):
+            raise refused_field(name, f"{name} must be {str(value).lower()} in a chat")
     if body.chat_template:
         raise refused_field("chat_template", "chat_template isn't supported: it is the model's own")
     if body.modalities not in (None, ["text"]):

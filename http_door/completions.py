@@ -16,6 +16,7 @@ from http_door.answer import (
     prompt_logprobs,
     reason_text,
     shown,
+    token_name,
 )
 from http_door.errors import refused_field
 from http_door.fields import NOT_GIVEN, TextFields, is_given
@@ -179,7 +180,7 @@ class CompletionAnswer:
         return found
 
     def _name(self, token_id: int, spelled: TokenBytes) -> str:
-        return f"token_id:{token_id}" if self._body.return_tokens_as_token_ids else shown(spelled[token_id])
+        return token_name(token_id, spelled, by_id=bool(self._body.return_tokens_as_token_ids))
 
     def _note(
         self,

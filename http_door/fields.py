@@ -25,6 +25,10 @@ _SAME = (
     "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens", "ignore_eos", "prompt_logprobs",
 )  # fmt: skip
+_GUIDED = (
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
+    "guided_whitespace_pattern",
+)  # fmt: skip
 _LISTS = ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "bad_words")
 
 
@@ -53,13 +57,25 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's: at most one of these."""
+    """vLLM's: at most one of the first five. The others are refused: without them the text would be another."""
 
     json: msgspec.Raw = NOT_GIVEN
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: msgspec.Raw = NOT_GIVEN
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+    def check_supported(self) -> None:
+        """Raises HttpRefusal."""
+        if is_given(self.structural_tag):
+            raise refused_field("structured_outputs.structural_tag", "structural_tag isn't supported")
+        for name in ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"):
+            if getattr(self, name):
+                raise refused_field(f"structured_outputs.{name}", f"{name} isn't supported")
 
 
 class TextFields(msgspec.Struct, kw_only=True):
@@ -106,6 +122,8 @@ class TextFields(msgspec.Struct, kw_only=True):
     guided_regex: msgspec.Raw = NOT_GIVEN
     guided_choice: msgspec.Raw = NOT_GIVEN
     guided_grammar: msgspec.Raw = NOT_GIVEN
+    guided_decoding_backend: msgspec.Raw = NOT_GIVEN
+    guided_whitespace_pattern: msgspec.Raw = NOT_GIVEN
     logits_processors: msgspec.Raw = NOT_GIVEN
     # Notes of the client to itself.
     metadata: dict[str, str] | None = None
@@ -114,7 +132,7 @@ class TextFields(msgspec.Struct, kw_only=True):
 
     def check_supported(self) -> None:
         """Raises HttpRefusal for what can't be had; to leave it out in silence would be another answer than asked."""
-        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+        for name in _GUIDED:
             if is_given(getattr(self, name)):
                 raise refused_field(name, f"{name} isn't supported: use structured_outputs")
         if is_given(self.logits_processors):
@@ -288,6 +306,7 @@ def _of_format(given: ResponseFormat | None) -> Structure | None:
 def _of_outputs(given: StructuredOutputs | None) -> Structure | None:
     if given is None:
         return None
+    given.check_supported()
     found = []
     if is_given(given.json):
         found.append(Structure.json_schema(_schema_text(given.json)))

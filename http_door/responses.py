@@ -22,7 +22,7 @@ from pdserve.sampling import FinishReason
 from pdserve.structure import Structure
 
 _KEPT_ELSEWHERE = ("previous_response_id", "conversation", "prompt")
-_OF_OTHERS = ("n", "max_tokens", "response_format", "prompt_logprobs", "stream_options")
+_OF_OTHERS = ("n", "max_tokens", "response_format", "prompt_logprobs", "return_token_ids")
 
 
 class TextFormat(msgspec.Struct, kw_only=True):
@@ -202,6 +202,8 @@ def _check(body: ResponseFields) -> None:
     for name in _OF_OTHERS:
         if getattr(body, name) is not None:
             raise refused_field(name, f"{name} isn't a field of responses")
+    if body.tells_usage:
+        raise refused_field("stream_options.include_usage", "the last event of a response tells usage anyway")
     if body.background:
         raise refused_field("background", "background isn't supported: nothing is kept")
     if body.include:

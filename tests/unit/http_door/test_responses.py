@@ -159,6 +159,8 @@ def test_a_demanded_call_is_a_structure_of_the_text() -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"truncation": "auto"}, "truncation"),
         ({"n": 2}, "n"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "judge", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
@@ -182,3 +184,4 @@ def test_what_can_not_be_names_its_field(given: dict[str, Any], param: str) -> N
 
 def test_what_says_what_is_true_anyway_is_taken() -> None:
     asked(previous_response_id=None, store=False, truncation="disabled", metadata={"a": "b"}, include=[])
+    asked(stream=True, stream_options={"include_obfuscation": False})

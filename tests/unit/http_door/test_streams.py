@@ -46,6 +46,22 @@ async def test_usage_may_be_told_in_every_part() -> None:
     assert [part["usage"]["completion_tokens"] for part in parts] == [1, 2, 2, 2]
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_tokens_of_a_chat_may_be_named_by_their_ids(streams: bool) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 2,
+        "return_tokens_as_token_ids": True, "stream": streams,
+    }  # fmt: skip
+    async with opened(ScriptedBackend()) as door:
+        if streams:
+            parts = (await events_of(door.address, body, "/v1/chat/completions"))[:-1]
+        else:
+            parts = [(await call(door.address, "/v1/chat/completions", body)).json]
+    rows = [row for part in parts for row in (part["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert [(row["token"], row["bytes"]) for row in rows] == [("token_id:97", [97]), ("token_id:98", [98])]
+    assert [top["token"] for top in rows[0]["top_logprobs"]] == ["token_id:97", "token_id:98"]
+
+
 async def test_choices_of_all_prompts_are_numbered_one_behind_the_other() -> None:
     body = {"prompt": ["x", [7, 8], "y"], "n": 2, "stream": True}
     async with opened(backend := ScriptedBackend()) as door:
