@@ -26,6 +26,7 @@ class Quantisation:
 
     kinds       (is float, bits) that a matrix may have; empty: any of 4 and 8 bits
     group_size  columns that share a scale where the tensors alone don't say it; 0: all
+    group_sizes  those that a matrix may have whose tensors do; empty: any
     block       rows and columns that share one; None: not in blocks
     zero_point  what is added to a stored zero point
     """
@@ -33,6 +34,7 @@ class Quantisation:
     method: str
     kinds: frozenset[tuple[bool, int]]
     group_size: int = 0
+    group_sizes: frozenset[int] = frozenset()
     block: tuple[int, int] | None = None
     zero_point: int = 0
 
@@ -70,15 +72,20 @@ def _compressed(section: Mapping[str, Any]) -> Quantisation:
     if not isinstance(groups, Mapping):
         raise BadModel("config.json needs an object here", key="config_groups", got=groups)
     read = [_group(name, group) for name, group in groups.items()]
-    blocks = {block for _, block in read if block is not None}
+    blocks = {block for _, block, _ in read if block is not None}
     if len(blocks) > 1:
         raise BadModel("blocks of several sizes in one model are not supported", got=sorted(blocks))
-    kinds = frozenset(kind for kind, _ in read)
-    return Quantisation(method="compressed-tensors", kinds=kinds, block=next(iter(blocks), None))
+    kinds = frozenset(kind for kind, *_ in read)
+    return Quantisation(
+        method="compressed-tensors",
+        kinds=kinds,
+        group_sizes=frozenset(size for *_, size in read if size),
+        block=next(iter(blocks), None),
+    )
 
 
-def _group(name: str, group: object) -> tuple[tuple[bool, int], tuple[int, int] | None]:
-    """A group's kind of weights, and their blocks."""
+def _group(name: str, group: object) -> tuple[tuple[bool, int], tuple[int, int] | None, int]:
+    """A group's kind of weights, their blocks, and the columns that share a scale (0: not in groups)."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(group, Mapping) or not isinstance(weights, Mapping):
         raise BadModel("config.json needs an object here", key=f"config_groups.{name}.weights", got=weights)
@@ -97,7 +104,8 @@ def _group(name: str, group: object) -> tuple[tuple[bool, int], tuple[int, int] 
     if group.get("output_activations"):
         raise BadModel("quantised results of products are not supported", group=name)
     block = _block(weights, "block_structure") if strategy == "block" else None
-    return (is_float, int(bits)), block
+    size = _group_size(weights) if strategy == "group" else 0
+    return (is_float, int(bits)), block, size
 
 
 def _gptq(section: Mapping[str, Any]) -> Quantisation:

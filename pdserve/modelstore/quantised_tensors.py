@@ -172,7 +172,8 @@ class _Finder:
             raise BadModel("quantised weights must be matrices", tensor=name, got=codes.shape)
         shape = codes.shape[0], codes.shape[1]
         is_float = codes.type != "I8"
-        self._check_kind(name, is_float=is_float, bits=8)
+        if (False, 4) not in self._quantisation.kinds or is_float:  # 4 bits may lie in bytes of their own
+            self._check_kind(name, is_float=is_float, bits=8)
         scale = f"{module}.weight_scale"
         block, scales = self._scales(scale if scale in self._every else f"{scale}_inv", shape)
         zeros = None if is_float else self._every.get(f"{module}.weight_zero_point")
@@ -204,8 +205,10 @@ class _Finder:
         want = outputs if layout == "gptq" else outputs * bits // 32
         if codes.shape[1] != want:
             raise self._bad(f"{module}.qweight", codes, (codes.shape[0], want))
-        group = inputs // groups if inputs % groups == 0 else self._quantisation.group_size
-        if not group or -(-inputs // group) != groups:
+        group = self._quantisation.group_size or inputs
+        if -(-inputs // group) != groups and not self._quantisation.kinds:  # a rule of its own
+            group = inputs // groups or 1
+        if -(-inputs // group) != groups:
             raise BadModel(
                 "groups don't fit a matrix", tensor=f"{module}.scales", inputs=inputs, groups=groups
             )
@@ -226,8 +229,9 @@ class _Finder:
         if scales.shape in ((), (1,), (1, 1)):
             return shape, scales
         if scales.shape[0] == shape[0] and size % shape[0] == 0 and len(scales.shape) <= 2:
-            groups = size // shape[0]
-            if groups and shape[1] % groups == 0:
+            groups, sizes = size // shape[0], self._quantisation.group_sizes
+            is_said = groups == 1 or not sizes or (groups and shape[1] // groups in sizes)
+            if is_said and shape[1] % groups == 0:
                 return (1, shape[1] // groups), scales
         raise BadModel("scales don't fit a matrix", tensor=name, got=scales.shape, matrix=shape)
 
@@ -254,7 +258,7 @@ class _Finder:
 
     def _check_kind(self, name: str, *, is_float: bool, bits: int) -> None:
         kinds = self._quantisation.kinds
-        if kinds and not any(each_float == is_float and bits >= each for each_float, each in kinds):
+        if kinds and (is_float, bits) not in kinds:
             raise BadModel(
                 "weights are not stored as config.json says",
                 tensor=name,
