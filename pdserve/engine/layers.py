@@ -12,16 +12,18 @@ from torch.nn import functional
 from pdserve.engine.device.packed_linear import packed_linear
 from pdserve.engine.kernel_caches import rounded_rows
 from pdserve.engine.native.blocks import as_multiplied
+from pdserve.engine.native.library import Kernels
 from pdserve.engine.native.linear import NativeLinear
 from pdserve.engine.native.packed import PackedLinear
 from pdserve.engine.numerics import LinearKind, Precision
-from pdserve.engine.row_tiles import RowSubject
+from pdserve.engine.row_tiles import RowSubject, RowTiles
 from pdserve.engine.stored_matrix import StoredMatrix
 
 # Packed for some rows, a oneDNN weight serves any number of them equally well; packed for one row it doesn't.
 _ONEDNN_PACK_ROWS = 16
 _HALF_MAX = 65_504.0
 _ALIGNMENT = 64  # bytes
+_PROVEN_OUTPUTS = 4096
 
 
 class Linear(Protocol):
@@ -94,10 +96,12 @@ def make_linear(precision: Precision, weight: StoredMatrix, bias: Tensor | None 
     """
     if precision.device is not None and weight.is_quantised:
         return packed_linear(weight, bias, precision.device, precision.compute)
-    if precision.kernels is not None and weight.is_quantised:
-        multiplied = as_multiplied(weight)
-        if multiplied is not None:
-            return PackedLinear(precision.kernels, multiplied, bias)
+    if precision.kernels is not None:
+        if weight.is_quantised:
+            weight = as_multiplied(weight) or StoredMatrix.plain(weight.values())
+        if precision.tiles is not None:
+            _to_be_proven(precision.tiles, precision.kernels, weight, bias)
+        return _native(precision.kernels, weight, bias)
     linear = _pack(precision, weight.values(), bias)
     if precision.product_tiles is None:
         return linear
@@ -106,12 +110,28 @@ def make_linear(precision: Precision, weight: StoredMatrix, bias: Tensor | None 
     return precision.product_tiles.each(RowSubject(name, linear, width, is_product=True))
 
 
+def _native(kernels: Kernels, weight: StoredMatrix, bias: Tensor | None) -> NativeLinear | PackedLinear:
+    if weight.is_quantised:
+        return PackedLinear(kernels, weight, bias)
+    bias = None if bias is None else bias.to(torch.bfloat16)
+    return NativeLinear(kernels, weight.values().to(torch.bfloat16), bias)
+
+
+def _to_be_proven(tiles: RowTiles, kernels: Kernels, weight: StoredMatrix, bias: Tensor | None) -> None:
+    """Such a product's rows; of many outputs the first, since each output has sums of its own."""
+    num_outputs, width = weight.shape
+    kinds = "-".join(sorted({part.kind for part in weight.parts})) if weight.is_quantised else "BF16"
+    name = f"{kinds} product from {width} to {num_outputs}{' with bias' if bias is not None else ''}"
+    if name not in tiles.uncut:
+        some = min(num_outputs, _PROVEN_OUTPUTS)
+        linear = _native(kernels, weight.rows(0, some), None if bias is None else bias[:some])
+        tiles.leave_uncut(RowSubject(name, linear, width, is_product=True))
+
+
 def _pack(precision: Precision, weight: Tensor, bias: Tensor | None) -> Linear:
     dtype = torch.float32 if precision.name == "float32" else torch.bfloat16
     weight = weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    if precision.kernels is not None:
-        return NativeLinear(precision.kernels, weight, bias)
     # Of a large matrix there are never three at a time.
     weight = weight.to(device=precision.device, dtype=precision.compute)
     if precision.linear is LinearKind.FBGEMM_HALF and _fits_half(weight):

@@ -67,6 +67,11 @@ class Precision:
             return function
         return self.tiles.each(RowSubject(name, undivided(function), width, inputs))
 
+    def uncut(self, name: str, function: RowFunction, width: int) -> None:
+        """Have a compiled function of rows proven in deterministic mode; what follows as in `RowSubject`."""
+        if self.tiles is not None:
+            self.tiles.leave_uncut(RowSubject(name, function, width))
+
 
 def choose_precision(
     dtype: str, linear: str = "auto", kernels: str = "auto", variant: str = "auto"

@@ -2,9 +2,9 @@
 
 Each function that a model applies row by row is given the same rows in tiles of each allowed size (`row_tiles`): in
 order first, then shuffled, so that each row has another place and other company, some of it zeros, huge and tiny
-numbers, or NaN. All results must be equal in bits. Rows of products are half random, half made to give away the order
-in which their terms are added: two terms of one output are huge and cancel, so what is added between them is rounded
-coarsely.
+numbers, or NaN. All results must be equal in bits. What is never cut is given them in groups of all small sizes
+instead, one row alone among them. Rows of products are half random, half made to give away the order in which their
+terms are added: two terms of one output are huge and cancel, so what is added between them is rounded coarsely.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from pdserve.engine.row_tiles import RowSubject, RowTiles
 from pdserve.modelstore.errors import BadModel
 
 PROVEN_ROWS = 4096  # of each function, in each allowed number of rows
+# Sizes of the groups in which an uncut function is given rows: all that its kernels have a way of their own for, and
+# more of one row alone, as decode gives them.
+ANY_COUNTS = (1, 1, 1, 1, *range(2, 18), 33, 64)
 _ROUND_ROWS = 1024  # at a time: what a wide function gives for all would be as large as the model
+_NUM_ALIENS = 3
 _UNIT = 2.0**40  # next to it a bias is nothing
 _CANCELLING = 2.0**30
 
@@ -25,8 +29,14 @@ def prove(tiles: RowTiles, dtype: torch.dtype) -> None:
     """Leave those of `tiles.counts` with which all subjects give the bits that they give with the largest.
 
     dtype  of the activations
-    Raises BadModel if a row's place or company changes its bits even so: this machine can't be deterministic then.
+    Raises BadModel if a row's place or company changes its bits even so, or those of an uncut function: this machine
+    can't be deterministic then.
     """
+    for subject in tiles.uncut.values():
+        generator = torch.Generator().manual_seed(20)
+        for _ in range(PROVEN_ROWS // _ROUND_ROWS):
+            if not _Round(subject, ANY_COUNTS[-1], dtype, generator).holds_uncut():
+                raise BadModel("this machine's kernels can't be made deterministic", function=subject.name)
     largest = tiles.counts[-1]
     held = set(tiles.counts)
     for subject in tiles.subjects.values():
@@ -58,9 +68,17 @@ class _Round:
     def holds(self, count: int) -> bool:
         """Whether tiles of `count` rows give the same bits, whatever the rows' places and company are."""
         places = self._arranged(count)
-        got = _bits(self._in_tiles(self._rows.index_select(0, places), count))
+        return self._is_reference(self._in_tiles(self._rows.index_select(0, places), count), places)
+
+    def holds_uncut(self) -> bool:
+        """The same for groups of `ANY_COUNTS`."""
+        groups = self._grouped()
+        got = [self._apply(self._rows.index_select(0, group)) for group in groups]
+        return self._is_reference(torch.cat(got), torch.cat(groups))
+
+    def _is_reference(self, got: Tensor, places: Tensor) -> bool:
         judged = places < _ROUND_ROWS
-        return torch.equal(got[judged], self._reference.index_select(0, places[judged]))
+        return torch.equal(_bits(got)[judged], self._reference.index_select(0, places[judged]))
 
     def _in_tiles(self, rows: Tensor, count: int) -> Tensor:
         return torch.cat([self._apply(rows[at : at + count]) for at in range(0, len(rows), count)])
@@ -75,6 +93,22 @@ class _Round:
         places = (_ROUND_ROWS - 5 + kind).expand(-1, count).clone()
         places[~alien] = order.repeat(2)[: int((~alien).sum())]
         return places.flatten()
+
+    def _grouped(self) -> list[Tensor]:
+        """Indices into `_rows`, group by group: all rows in a drawn order; in every other cycle, half are alien."""
+        order = torch.randperm(_ROUND_ROWS, generator=self._generator)
+        groups: list[Tensor] = []
+        num_taken = 0
+        while num_taken < _ROUND_ROWS:
+            cycle, index = divmod(len(groups), len(ANY_COUNTS))
+            place = torch.arange(ANY_COUNTS[index])
+            alien = (place + cycle // 2) % 2 == 1 if cycle % 2 else torch.zeros_like(place, dtype=torch.bool)
+            group = _ROUND_ROWS + (place + index) % _NUM_ALIENS
+            own = order[num_taken : num_taken + int((~alien).sum())]
+            group[torch.nonzero(~alien).flatten()[: len(own)]] = own
+            groups.append(group)
+            num_taken += len(own)
+        return groups
 
     def _make_cancel_(self, rows: Tensor, count: int) -> None:
         """Change two numbers of each row, so that two terms of one output are huge and opposite."""
@@ -93,7 +127,7 @@ class _Round:
 
 def _company(width: int, dtype: torch.dtype) -> Tensor:
     """Three rows: zeros, huge and tiny numbers in turn, NaN."""
-    rows = torch.zeros(3, width, dtype=dtype)
+    rows = torch.zeros(_NUM_ALIENS, width, dtype=dtype)
     rows[1, ::2], rows[1, 1::2] = torch.finfo(dtype).max, torch.finfo(dtype).tiny
     rows[2] = float("nan")
     return rows

@@ -60,11 +60,13 @@ class RowTiles:
 
     counts    allowed numbers of rows, ascending; whoever proves them leaves those that hold
     subjects  what is applied so, by name: to be proven
+    uncut     what is applied to any number of rows, since its kernels are made for that: to be proven likewise
     """
 
     def __init__(self, counts: tuple[int, ...] = ROW_COUNTS) -> None:
         self.counts = counts
         self.subjects: dict[str, RowSubject] = {}
+        self.uncut: dict[str, RowSubject] = {}
 
     def cut(self, num_rows: int) -> list[int]:
         """Sizes of the tiles that hold so many rows, in order; only the last one may have rows to spare."""
@@ -92,6 +94,10 @@ class RowTiles:
             return (torch.cat(parts) if len(parts) > 1 else parts[0])[:num_rows]
 
         return tiled
+
+    def leave_uncut(self, subject: RowSubject) -> None:
+        """To be proven for any number of rows."""
+        self.uncut.setdefault(subject.name, subject)
 
 
 def _tile(rows: Tensor, begin: int, count: int) -> Tensor:

@@ -96,9 +96,14 @@ class StoredMatrix:
         return StoredMatrix([StoredRows(part.raw, part.kind, reorder(part.places()))], self.shape[1])
 
     def rows(self, begin: int, end: int) -> StoredMatrix:
-        """Rows [begin, end) of a matrix of one part."""
-        (part,) = self.parts
-        return StoredMatrix([part.between(begin, end)], self.shape[1])
+        """Rows [begin, end)."""
+        starts = accumulate((len(part) for part in self.parts), initial=0)
+        cut = [
+            part.between(max(0, begin - start), min(len(part), end - start))
+            for part, start in zip(self.parts, starts, strict=False)
+            if begin < start + len(part) and start < end
+        ]
+        return StoredMatrix(cut, self.shape[1])
 
     def columns(self, begin: int, end: int) -> StoredMatrix:
         """Columns [begin, end). They are copied as they are stored, unless a stored unit lies across an end of them:

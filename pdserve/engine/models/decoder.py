@@ -176,6 +176,8 @@ def _resident(matrix: StoredMatrix, device: torch.device, dtype: torch.dtype) ->
 
 def _norm(config: ModelConfig, weight: Tensor, precision: Precision) -> _Norm:
     if precision.kernels is not None and fits(len(weight)):
-        return NativeNorm(precision.kernels, weight, config.norm_eps, config.norm_offset)
+        native = NativeNorm(precision.kernels, weight, config.norm_eps, config.norm_offset)
+        precision.uncut(f"compiled norm of {len(weight)}", native, len(weight))
+        return native
     norm = RmsNorm(weight.to(device=precision.device), config.norm_eps, precision.compute, config.norm_offset)
     return _TorchNorm(precision.rowwise(f"norm of {len(weight)}", norm, len(weight)))

@@ -61,5 +61,7 @@ class GatedFeedForward:
 def _activation(name: str, width: int, precision: Precision) -> RowFunction:
     """width: of gate and up together."""
     if precision.kernels is not None and fits(width // 2):
-        return NativeGate(precision.kernels, name)
+        gate = NativeGate(precision.kernels, name)
+        precision.uncut(f"compiled {name} of {width}", gate, width)
+        return gate
     return precision.rowwise(f"{name} of {width}", _ACTIVATIONS[name], width)
