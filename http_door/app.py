@@ -48,7 +48,7 @@ log = structlog.get_logger()
 _CLOSE = {"connection": "close"}  # after a body that wasn't read
 # What these call the fields that errors name as completions have them.
 _NAMES = {
-    "/v1/chat/completions": {"prompt": "messages"},
+    "/v1/chat/completions": {"prompt": "messages", "logprobs": "top_logprobs"},
     "/v1/responses": {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"},
 }
 

@@ -37,6 +37,7 @@ _UNSUPPORTED = (
     "function_call",
     "mm_processor_kwargs",
     "documents",
+    "best_of",
 )
 # What a chat does anyway; vLLM can be told to do otherwise.
 _ALWAYS = {"echo": False, "add_special_tokens": False, "include_reasoning": True}
@@ -77,6 +78,7 @@ class ChatFields(TextFields, kw_only=True):
     function_call: msgspec.Raw = NOT_GIVEN
     mm_processor_kwargs: msgspec.Raw = NOT_GIVEN
     documents: msgspec.Raw = NOT_GIVEN
+    best_of: msgspec.Raw = NOT_GIVEN
 
 
 @dataclass(slots=True)

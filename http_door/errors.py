@@ -32,10 +32,11 @@ _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _FIELD = re.compile(r"(?:number of chat )?([a-z_]+)(\[\d+\])?(?= |'s )")
 # What a field of ours is called over HTTP.
 _NAMES = {
-    "prompt": "prompt", "text": "prompt", "token_ids": "prompt", "include_stop": "include_stop_str_in_output",
-    "keep_special_tokens": "skip_special_tokens", "extra_json": "messages", "tools_json": "tools",
-    "template_kwargs_json": "chat_template_kwargs", "choices": "structured_outputs", "regex": "structured_outputs",
-    "grammar": "structured_outputs", "json_schema": "response_format",
+    "prompt": "prompt", "text": "prompt", "token_ids": "prompt", "tokens": "tokens",
+    "include_stop": "include_stop_str_in_output", "keep_special_tokens": "skip_special_tokens",
+    "extra_json": "messages", "tools_json": "tools", "template_kwargs_json": "chat_template_kwargs",
+    "choices": "structured_outputs", "regex": "structured_outputs", "grammar": "structured_outputs",
+    "json_schema": "response_format",
 }  # fmt: skip
 _SAME_NAMES = {
     each.name for record in (GenerateRequest, SamplingParams, Chat) for each in dataclasses.fields(record)

@@ -9,6 +9,7 @@ import msgspec
 from http_door.answer import Json, shown
 from http_door.chat import chat_of
 from http_door.errors import refused_field
+from http_door.fields import NOT_GIVEN, is_given
 from http_door.port import Visit
 from pdserve.request import Chat, Limits
 
@@ -25,14 +26,21 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    chat_template: msgspec.Raw = NOT_GIVEN
+    mm_processor_kwargs: msgspec.Raw = NOT_GIVEN
 
     @property
     def source(self) -> str | Chat:
         """Raises HttpRefusal."""
         if (self.prompt is None) == (self.messages is None):
             raise refused_field("prompt", "want either prompt or messages")
-        if self.add_special_tokens is False and self.prompt is not None:
-            raise refused_field("add_special_tokens", "add_special_tokens false isn't supported")
+        if self.add_special_tokens not in (None, self.messages is None):
+            raise refused_field(
+                "add_special_tokens", "add_special_tokens must be true for a prompt, false for messages"
+            )
+        for name in ("chat_template", "mm_processor_kwargs"):
+            if is_given(getattr(self, name)):
+                raise refused_field(name, f"{name} isn't supported")
         if self.messages is None:
             return self.prompt or ""
         return chat_of(

@@ -133,6 +133,11 @@ async def test_a_bad_field_is_named(body: dict[str, Any], param: str) -> None:
         ({"messages": [{"role": "user", "content": "x"}], "modalities": ["audio"]}, "modalities"),
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs"),
         ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo"),
+        ({"messages": [{"role": "user", "content": "x"}], "best_of": 2}, "best_of"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 21},
+            "top_logprobs",
+        ),
         ({"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True}, "add_special_tokens"),
         ({"messages": [{"role": "user", "content": "x"}], "include_reasoning": False}, "include_reasoning"),
         ({"messages": [{"role": "user", "content": "x"}], "documents": [{"text": "y"}]}, "documents"),
@@ -144,6 +149,23 @@ async def test_a_bad_field_of_a_chat_is_named(body: dict[str, Any], param: str) 
     async with opened(ScriptedBackend()) as door:
         reply = await call(door.address, "/v1/chat/completions", body)
     assert (reply.status, reply.error["param"], reply.error["code"]) == (400, param, None), reply.error
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "x", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
+        ("/tokenize", {"messages": [], "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"messages": [], "chat_template": "{{x}}"}, "chat_template"),
+        ("/tokenize", {"messages": [], "mm_processor_kwargs": {}}, "mm_processor_kwargs"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ],
+)
+async def test_a_bad_field_of_texts_and_tokens_is_named(path: str, body: dict[str, Any], param: str) -> None:
+    async with opened(ScriptedBackend()) as door:
+        reply = await call(door.address, path, body)
+    assert (reply.status, reply.error["param"]) == (400, param), reply.error
 
 
 @pytest.mark.parametrize(
