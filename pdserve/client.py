@@ -10,6 +10,7 @@ If the router is lost in mid-stream the request goes on at the next target: noth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -42,6 +43,7 @@ from pdserve.service.rpc_errors import ServerLost, error_of
 from pdserve.service.targets import RouterLost as RouterLost
 from pdserve.service.targets import Targets
 from pdserve.service.tls import ClientTls as ClientTls
+from pdserve.shared_calls import AskApart, SharedCalls
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO, ClusterStatus, ModelInfo
 
 T = TypeVar("T")
@@ -54,6 +56,7 @@ class AsyncClient:
     targets  HOST:PORT, or several of them
     api_key  if the routers ask for one
     tls      ClientTls(ca=…); None = without
+    shares_calls  send many requests over one call where the router knows that: it costs both sides a fraction
     Every method raises errors of pdserve.errors: InvalidRequest, Overloaded, DeadlineExceeded, RouterLost, …
     """
 
@@ -65,8 +68,10 @@ class AsyncClient:
         tls: ClientTls | None = None,
         keepalive_s: float = 1.0,
         clock: Clock | None = None,
+        shares_calls: bool = False,
     ) -> None:
         self._targets = Targets(targets, keepalive_s, api_key, tls)
+        self._shared = SharedCalls(self._targets.channel) if shares_calls else None
         self._metadata = self._targets.metadata
         self._clock = clock or SystemClock()
 
@@ -80,6 +85,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """End all calls and connections; idempotent."""
+        if self._shared is not None:
+            await self._shared.close()
         await self._targets.close()
 
     def with_metadata(self, metadata: Sequence[tuple[str, str]]) -> Self:
@@ -188,12 +195,19 @@ class AsyncClient:
         timeout_s = None if ends_at_s is None else ends_at_s - self._clock.now_s()
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceeded("the deadline has passed", target=target)
-        call = self._stub(target).Generate(request.to_proto(), timeout=timeout_s, metadata=self._metadata)
+        message = request.to_proto()
+        if self._shared is not None:
+            shared = self._shared.stream(target, message, self._metadata, timeout_s)
+            with contextlib.suppress(AskApart):
+                async with aclosing(shared) as events:
+                    async for event in events:
+                        yield event
+                return
+        call = self._stub(target).Generate(message, timeout=timeout_s, metadata=self._metadata)
         try:
             async for msg in call:
-                event = event_from_proto(msg)
-                if event is not None:
-                    yield event
+                if (known := event_from_proto(msg)) is not None:
+                    yield known
         except grpc.aio.AioRpcError as error:
             raise error_of(error, target) from None
         finally:

@@ -83,9 +83,27 @@ class Conductor:
         return self
 
     async def __anext__(self) -> Event:
-        event = await self._output.take()
+        event = self._written(await self._output.take())
         if event is None:
             raise StopAsyncIteration
+        return event
+
+    def follow(self, on_ready: Callable[[], None]) -> None:
+        """For a reader that serves many: told when `take_now` has an answer, from now on."""
+        self._output.on_ready = on_ready
+        if self._output.ready:
+            on_ready()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take_now` has an answer."""
+        return self._output.ready
+
+    def take_now(self) -> Event | None:
+        """The next event, None at the end; raises what the request ended with. Only when it is ready."""
+        return self._written(self._output.take_now())
+
+    def _written(self, event: Event | None) -> Event | None:
         if isinstance(event, Tokens):
             self._delivered[event.choice].choice.times.on_first_written(self._parts.clock.now_s())
         return event

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from pdserve.errors import InvalidRequest
@@ -14,6 +14,7 @@ from router.app import RouterApp
 from router.caller_interceptor import asker_of_call, caller_of_call
 from router.gate import Gate
 from router.generating import generating
+from router.many import ManyCalls
 from router.summary import large_ones_counted
 from router.validation import read_message
 
@@ -21,11 +22,12 @@ _IDS_AT_ONCE = 65_536  # which hold the interpreter for a millisecond
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
-    """Event-loop thread only. gate: where each call has got its place."""
+    """Event-loop thread only. gate: where each call has got its place. many: for calls that have many requests."""
 
-    def __init__(self, app: RouterApp, gate: Gate) -> None:
+    def __init__(self, app: RouterApp, gate: Gate, many: ManyCalls) -> None:
         self._app = app
         self._gate = gate
+        self._many = many
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         async with generating(
@@ -39,6 +41,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         ) as events:
             async for event in events:
                 await context.write(event_to_proto(event))
+
+    async def GenerateMany(self, requests: AsyncIterator[pb.ManyRequests], context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        await self._many.serve(requests, context)
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:  # noqa: N802
         self._app.abort(request.request_id, caller_of_call())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ from pdserve.clock import Clock
 from pdserve.errors import Code, PdserveError
 from pdserve.service.rpc import INFERENCE, VLLM_ENGINE
 from router.admission import Admission, Place
+from router.callers import Caller
 from router.metrics import RouterMetrics
 
 log = structlog.get_logger()
 
 GENERATE = f"/{INFERENCE}/Generate"
+GENERATE_MANY = f"/{INFERENCE}/GenerateMany"  # whose requests take places one by one
 GENERATES = (GENERATE, f"/{VLLM_ENGINE}/Generate")
 TAKE_PLACES = (*GENERATES, f"/{INFERENCE}/Tokenize", f"/{INFERENCE}/Detokenize")
 TELL_EVERY_S = 1.0
@@ -65,6 +68,21 @@ class Gate(_Interceptor):
         except PdserveError as error:
             self._refused(error, is_request=is_request)
             raise
+
+    def enter(self, caller: Caller, ends: contextlib.ExitStack) -> Place:
+        """A place for a request that has no call of its own, and its share of its key's limits, until `ends`.
+
+        Raises as `arrive`, and what its key's limits say.
+        """
+        try:
+            caller.limits.begin()
+        except PdserveError as error:
+            self._metrics.count_call_refused(error, is_request=True)
+            raise
+        ends.callback(caller.limits.end)
+        place = self.arrive(is_request=True)
+        ends.callback(place.give_back)
+        return place
 
     def take_place(self) -> Place:
         """Of the request that the current task serves. Once a request."""

@@ -32,21 +32,20 @@ class RouterHttpBackend:
 
     @contextlib.contextmanager
     def visit(self, call: Call) -> Iterator[Visit]:
-        is_request = call.purpose is Purpose.GENERATE
         with contextlib.ExitStack() as stack:
+            place = None
             try:
                 caller = self._app.callers.admit(call.metadata)
-                if is_request:
-                    caller.limits.begin()
-                    stack.callback(caller.limits.end)
-                elif call.purpose is Purpose.TEXT:
+                if call.purpose is Purpose.TEXT:
                     caller.limits.take_call()
             except PdserveError as error:
+                is_request = call.purpose is Purpose.GENERATE
                 self._app.metrics.count_call_refused(error, is_request=is_request)
                 raise
-            place = None
-            if call.purpose is not Purpose.LOOK:
-                place = self._gate.arrive(is_request=is_request)
+            if call.purpose is Purpose.GENERATE:
+                place = self._gate.enter(caller, stack)
+            elif call.purpose is Purpose.TEXT:
+                place = self._gate.arrive(is_request=False)
                 stack.callback(place.give_back)
             yield _RouterVisit(self._app, self._gate, call, caller, place, stack)
 
@@ -107,16 +106,7 @@ class _RouterVisit:
 
     def _take_place(self) -> Place:
         place, self._place = self._place, None
-        if place is None:
-            try:
-                self._caller.limits.begin()
-            except PdserveError as error:
-                self._app.metrics.count_call_refused(error, is_request=True)
-                raise
-            self._ends.callback(self._caller.limits.end)
-            place = self._gate.arrive(is_request=True)
-            self._ends.callback(place.give_back)
-        return place
+        return place or self._gate.enter(self._caller, self._ends)
 
     async def tokenize(self, source: str | Chat) -> tuple[int, ...]:
         with large_ones_counted(self._app.metrics):

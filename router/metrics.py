@@ -101,6 +101,7 @@ class RouterMetrics:
             "Requests refused as more would be read at once than router.max_reading_bytes.",
         )
         self.receiving_refused = count_of_refused(registry)
+        self.shared_calls = gauge("pdserve_shared_calls", "GenerateMany calls that are open.")
         self.estimate_error_s = histogram(
             "pdserve_placement_error_seconds",
             "Difference between a placement's estimate of the time to its first token and that time.",

@@ -54,6 +54,8 @@ class Output:
         self._error: PdserveError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._all_taken = asyncio.Event()
+        #: called whenever there is something to take, or the end; by default nobody is told but who waits in `take`
+        self.on_ready: Callable[[], None] = lambda: None
 
     def put(self, event: Event) -> None:
         """Add an event; tokens join those of the same choice that are last in line."""
@@ -102,13 +104,22 @@ class Output:
 
     async def take(self) -> Event | None:
         """The next event, None at the end; raises the error that the request ended with. One reader only."""
-        while not self._entries and not self._ended:
+        while not self.ready:
             assert self._waiter is None, "an output has one reader"
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.take_now()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take_now` has an answer."""
+        return bool(self._entries) or self._ended
+
+    def take_now(self) -> Event | None:
+        """As `take`, of what is there."""
         if not self._entries:
             if self._error is not None:
                 raise self._error
@@ -135,3 +146,4 @@ class Output:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        self.on_ready()

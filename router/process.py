@@ -51,9 +51,10 @@ from router.admin_door import AdminServicer
 from router.app import RouterApp
 from router.caller_interceptor import CallerInterceptor, asker_of_call
 from router.door import InferenceServicer
-from router.gate import Gate
+from router.gate import GENERATE_MANY, Gate
 from router.http_backend import RouterHttpBackend
 from router.keys_follower import KeysFollower
+from router.many import ManyCalls
 from router.model_folder import load_tokenizer
 from router.structures import NUM_THREADS
 from router.vllm_door import VllmEngineServicer
@@ -180,13 +181,19 @@ class _Process:
         self._keys = keys
         timeouts, router = config.timeouts, config.router
         self._gate = Gate(self._app.admission, self._app.metrics, clock)
+        self._many = ManyCalls(self._app, self._gate, clock, router.max_shared_calls)
         most_bytes = 2 * router.max_request_bytes  # of larger messages not even the bytes are taken in
 
         self._receiving = self._receiving_of(most_at_once(config, most_bytes))
 
         def reader(receiving: Receiving) -> RequestReader:
             return RequestReader(
-                router.max_request_bytes, self._app.turns, asker_of_call, self._app.on_unread, receiving
+                router.max_request_bytes,
+                self._app.turns,
+                asker_of_call,
+                self._app.on_unread,
+                receiving,
+                (GENERATE_MANY,),
             )
 
         self._for_clients = make_server(
@@ -260,7 +267,9 @@ class _Process:
 
     def _listen_for_clients(self) -> str:
         server = self._for_clients
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._app, self._gate), server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(
+            InferenceServicer(self._app, self._gate, self._many), server
+        )
         vllm = VllmEngineServicer(self._app, self._gate, self._clock)
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(vllm, server)
         server.add_generic_rpc_handlers((WrongListener(dict.fromkeys((WORKERS, ADMIN), _WORKERS_LISTEN)),))
@@ -305,6 +314,7 @@ class _Process:
             await asyncio.sleep(delay_s)
         await self._app.drain()
         self._app.close_sessions()
+        self._many.close()
         stopping = [each.stop(self._stop_grace_s) for each in (self._for_clients, self._for_workers)]
         await asyncio.gather(*stopping, *([] if door is None else [door.stop()]))
 

@@ -46,7 +46,7 @@ async def run_gateway(config: Config, targets: Sequence[str], tls: ClientTls | N
     set_up_logs(config.log, role="gateway")
     for setting in check_gateway(config):
         log.warning("listener.insecure", setting=setting)
-    async with StopSignals() as stop, AsyncClient(targets, tls=tls) as client:
+    async with StopSignals() as stop, AsyncClient(targets, tls=tls, shares_calls=True) as client:
         await serve_with(client, config, targets, stop.wait)
     return EXIT_OK
 

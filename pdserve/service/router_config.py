@@ -66,6 +66,9 @@ class RouterConfig:
     max_receiving_bytes: int = setting(
         256 << 20, "messages coming in at once; beyond, slow ones are refused", unit="bytes", least=1 << 20
     )
+    max_shared_calls: int = setting(
+        32, "GenerateMany calls at a time; each may hold a message of twice max_request_bytes", least=1
+    )
     max_message_bytes: int = setting(
         64 << 20, "largest message between routers and workers", unit="bytes", least=1 << 16
     )

@@ -51,10 +51,7 @@ def error_of(error: grpc.aio.AioRpcError, target: str) -> PdserveError:
     details = error.details() or error.code().name
     name = trailers.get(ERROR_KEY)
     if isinstance(name, str):
-        fields = {}
-        if name == errors.Overloaded.__name__:
-            fields["retry_after_s"] = str(_milliseconds(trailers.get(RETRY_AFTER_KEY)) / 1000)
-        return errors.from_failure(Failure(name, details, fields))
+        return named_error(name, details, _milliseconds(trailers.get(RETRY_AFTER_KEY)))
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded("the deadline has passed", target=target)
@@ -72,6 +69,14 @@ def error_of(error: grpc.aio.AioRpcError, target: str) -> PdserveError:
             return ServerLost("nothing listens there: is `pdserve up` running?", target=target)
         case _:
             return ServerLost("the server can't be reached", target=target, details=details)
+
+
+def named_error(name: str, details: str, retry_after_ms: int) -> PdserveError:
+    """The error that a server of ours names. retry_after_ms: of one that has it."""
+    fields = {}
+    if name == errors.Overloaded.__name__:
+        fields["retry_after_s"] = str(retry_after_ms / 1000)
+    return errors.from_failure(Failure(name, details, fields))
 
 
 class ServerLost(PdserveError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -32,12 +32,14 @@ class Reading(Protocol):
 
 
 class RequestReader(_Interceptor):
-    """Reads the request of every call that has just one; streams of requests have their own readers.
+    """Reads the request of every call that has just one, and those of some that have many; other streams of requests
+    have their own readers.
 
     max_bytes   the largest message
     asker_of    whose turn it takes to read a call's message, by its context
     on_refused  told of each message that was refused
-    receiving   where messages come in
+    receiving   where messages come in, but for those of calls with many: such calls are few
+    many        methods with many requests that are read here
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class RequestReader(_Interceptor):
         asker_of: Callable[[Any], str],
         on_refused: Callable[[PdserveError], None],
         receiving: Receiving,
+        many: Collection[str] = (),
     ) -> None:
         self._max_bytes = max_bytes
         self._reading = reading
         self._asker_of = asker_of
         self._on_refused = on_refused
         self._receiving = receiving
+        self._many = many
 
     async def intercept_service(
         self,
@@ -60,9 +64,14 @@ class RequestReader(_Interceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+        if handler is None or handler.request_deserializer is None:
             return handler
         parse = handler.request_deserializer
+        if handler_call_details.method in self._many:
+            each = self._each(handler.stream_stream, parse)
+            return grpc.stream_stream_rpc_method_handler(each, None, handler.response_serializer)
+        if handler.request_streaming:
+            return handler
         if handler.response_streaming:
             stream = self._stream(handler.unary_stream, parse)
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
@@ -87,8 +96,23 @@ class RequestReader(_Interceptor):
 
         return call
 
+    def _each(self, behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
+        async def messages(context: Any) -> AsyncGenerator[Any, None]:
+            while (raw := await context.read()) is not EOF:
+                yield await self._parsed(raw, parse, context)
+
+        async def call(_requests: Any, context: Any) -> None:
+            async with aclosing(messages(context)) as requests:
+                await behaviour(requests, context)
+
+        return call
+
     async def _read(self, parse: Callable[[bytes], Any], context: Any) -> Any:
-        raw: Any = await self._receiving.take(context.read, self._asker_of(context))
+        return await self._parsed(
+            await self._receiving.take(context.read, self._asker_of(context)), parse, context
+        )
+
+    async def _parsed(self, raw: Any, parse: Callable[[bytes], Any], context: Any) -> Any:
         try:
             if raw is EOF:
                 raise InvalidRequest("the call has no message")

@@ -104,6 +104,15 @@ def _generate(data: bytes) -> None:
         GenerateRequest.from_proto(message, LIMITS).check(LIMITS)
 
 
+def _many(data: bytes) -> None:
+    for _ in check_parts(data, message_fields(pb.ManyRequests.DESCRIPTOR)):
+        pass
+    if (message := _parsed(pb.ManyRequests, data)) is not None:
+        for item in message.items:
+            if item.WhichOneof("what") == "begin":
+                GenerateRequest.from_proto(item.begin, LIMITS).check(LIMITS)
+
+
 def _vllm_generate(data: bytes) -> None:
     if (message := _parsed(vllm_pb.GenerateRequest, data)) is not None:
         request_from(message, LIMITS)
@@ -203,6 +212,19 @@ def _requests() -> list[bytes]:
     )
     ids = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2, 3]), sampling=pb.SamplingParams(max_tokens=3))
     return [full.SerializeToString(), ids.SerializeToString(), b""]
+
+
+def _many_requests() -> list[bytes]:
+    full = pb.ManyRequests(
+        items=[
+            pb.OneRequest(
+                stream=1, begin=pb.GenerateRequest(text="hello"), traceparent="00-0-0-01", timeout_ms=9
+            ),
+            pb.OneRequest(stream=1, taken=8),
+            pb.OneRequest(stream=1, cancel=True),
+        ]
+    )
+    return [full.SerializeToString(), b""]
 
 
 def _vllm_requests() -> list[bytes]:
@@ -307,6 +329,7 @@ DECODERS: Mapping[str, Decoder] = {
     "link_frame": Decoder(_frame, _frames),
     "link_header": Decoder(_header, lambda: _of_wire("link")),
     "generate": Decoder(_generate, _requests),
+    "generate_many": Decoder(_many, _many_requests),
     "vllm_generate": Decoder(_vllm_generate, _vllm_requests),
     "chat": Decoder(_chat, _chats),
     "structure": Decoder(_structure, _structures),

@@ -39,6 +39,11 @@ class InferenceStub(object):
                 request_serializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateMany = channel.stream_stream(
+                '/pdserve.rpc.v1.Inference/GenerateMany',
+                request_serializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.ManyRequests.SerializeToString,
+                response_deserializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.ManyResponses.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/pdserve.rpc.v1.Inference/Abort',
                 request_serializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
@@ -72,6 +77,13 @@ class InferenceServicer(object):
     def Generate(self, request, context):
         """Streams the tokens of one request: one `started`, then `tokens`, then one `finished` per choice.
         A generation that fails never ends with status OK.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateMany(self, request_iterator, context):
+        """Many requests over one call: what a moment brings to all of them comes in one message. For gateways; see docs/api.md.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,6 +127,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateMany,
+                    request_deserializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.ManyRequests.FromString,
+                    response_serializer=pdserve_dot_rpc_dot_v1_dot_inference__pb2.ManyResponses.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -169,6 +186,33 @@ class Inference(object):
             '/pdserve.rpc.v1.Inference/Generate',
             pdserve_dot_rpc_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             pdserve_dot_rpc_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/pdserve.rpc.v1.Inference/GenerateMany',
+            pdserve_dot_rpc_dot_v1_dot_inference__pb2.ManyRequests.SerializeToString,
+            pdserve_dot_rpc_dot_v1_dot_inference__pb2.ManyResponses.FromString,
             options,
             channel_credentials,
             insecure,

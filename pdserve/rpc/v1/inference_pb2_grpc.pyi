@@ -35,6 +35,8 @@ class InferenceStub:
     """Streams the tokens of one request: one `started`, then `tokens`, then one `finished` per choice.
     A generation that fails never ends with status OK.
     """
+    GenerateMany: _grpc.StreamStreamMultiCallable[_inference_pb2.ManyRequests, _inference_pb2.ManyResponses]
+    """Many requests over one call: what a moment brings to all of them comes in one message. For gateways; see docs/api.md."""
     Abort: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]
     """Ends a request of this router; NOT_FOUND if it isn't running."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
@@ -49,6 +51,8 @@ class InferenceAsyncStub(InferenceStub):
     """Streams the tokens of one request: one `started`, then `tokens`, then one `finished` per choice.
     A generation that fails never ends with status OK.
     """
+    GenerateMany: _aio.StreamStreamMultiCallable[_inference_pb2.ManyRequests, _inference_pb2.ManyResponses]  # type: ignore[assignment]
+    """Many requests over one call: what a moment brings to all of them comes in one message. For gateways; see docs/api.md."""
     Abort: _aio.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a request of this router; NOT_FOUND if it isn't running."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -66,6 +70,14 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         """Streams the tokens of one request: one `started`, then `tokens`, then one `finished` per choice.
         A generation that fails never ends with status OK.
         """
+
+    @_abc_1.abstractmethod
+    def GenerateMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[_inference_pb2.ManyRequests],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.ManyResponses], _abc.AsyncIterator[_inference_pb2.ManyResponses]]:
+        """Many requests over one call: what a moment brings to all of them comes in one message. For gateways; see docs/api.md."""
 
     @_abc_1.abstractmethod
     def Abort(

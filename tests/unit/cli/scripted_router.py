@@ -99,6 +99,10 @@ class ScriptedRouter(InferenceServicer, AdminServicer):
             )
         )
 
+    def GenerateMany(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        """An earlier router's answer."""
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+
     def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:  # noqa: N802
         return pb.AbortResponse()
 

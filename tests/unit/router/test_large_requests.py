@@ -23,6 +23,7 @@ from router.app import RouterApp
 from router.caller_interceptor import CallerInterceptor, asker_of_call
 from router.door import InferenceServicer
 from router.gate import GENERATE, Gate
+from router.many import ManyCalls
 from tests.support.waiting import until
 from tests.unit.router.scripted import Cluster, config, virtual
 
@@ -57,7 +58,9 @@ async def door(work: HeldWork) -> AsyncIterator[tuple[RouterApp, grpc.aio.Channe
             random=source,
             gates=(CallerInterceptor(app.callers, app.metrics), gate, reader),
         )
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(app, gate), server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(
+            InferenceServicer(app, gate, ManyCalls(app, gate, clock, 4)), server
+        )
         address = bind(server, "127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:

@@ -36,6 +36,7 @@ class Door(inference_pb2_grpc.InferenceServicer):
         self._answer = answer
         self._abort_error = abort_error
         self.requests: list[GenerateRequest] = []
+        self.num_shared_calls = 0
         self.times_remaining: list[float | None] = []
         self.cancelled = asyncio.Event()
 
@@ -52,6 +53,11 @@ class Door(inference_pb2_grpc.InferenceServicer):
             assert asyncio.current_task() is call, "the call ends what it began"
             self.cancelled.set()
             raise
+
+    async def GenerateMany(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        """An earlier router's answer."""
+        self.num_shared_calls += 1
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
     async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802
         if self._abort_error is not None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from pdserve import errors
 from pdserve.client import AsyncClient, Client, RouterLost
@@ -307,3 +308,20 @@ def test_the_client_without_a_loop(served: tuple[str, Door]) -> None:
             break
         client.close()
     assert len(door.requests) == 3
+
+
+async def test_a_router_without_shared_calls_is_asked_call_by_call_and_not_for_one_again() -> None:
+    door = Door(count_to)
+    async with open_door(door) as (address, _), AsyncClient(address, shares_calls=True) as client:
+        with capture_logs() as told:
+            for _ in range(3):
+                assert indices(await events_of(client)) == list(range(6))
+    assert len(door.requests) == 3
+    assert door.num_shared_calls == 1
+    assert [each["event"] for each in told] == ["client.asks_call_by_call"]
+
+
+async def test_a_client_that_shares_calls_is_told_that_nobody_is_there() -> None:
+    async with AsyncClient("127.0.0.1:9", shares_calls=True) as client:
+        with pytest.raises(RouterLost):
+            await events_of(client)

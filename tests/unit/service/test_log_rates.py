@@ -55,6 +55,7 @@ OF_THE_CLUSTER = {
 }  # fmt: skip
 SINGLY = {
     "calls.refused",  # counts its own, and speaks once a second
+    "client.asks_call_by_call",  # of a client's own process, once a minute for each router
     "child.not_forked",  # the machine has no process left
     "link.fell_back",
     "link.no_unix_socket",

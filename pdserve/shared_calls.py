@@ -1,0 +1,246 @@
+"""Many requests of a client over one call of a router, GenerateMany: a message brings what a moment gives all of them.
+
+A router that doesn't know that call, or has too many of them, is asked call by call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from copy import copy
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from pdserve.errors import DeadlineExceeded, Incompatible, Overloaded, PdserveError
+from pdserve.request import Event, event_from_proto
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1.inference_pb2_grpc import InferenceStub
+from pdserve.service.rpc_errors import ServerLost, error_of
+from pdserve.service.stream_end import error_of_end
+
+_TRACE = ("traceparent", "tracestate")
+_MOST_BYTES = 1 << 20  # a larger request has a call of its own: others would wait behind it
+_TELL_AFTER = 8  # responses read of a stream, of the router's room for 32
+IDLE_S = 10.0
+APART_S = 60.0  # so long a router that refused a call isn't asked for one again
+
+Metadata = tuple[tuple[str, str], ...]
+
+log = structlog.get_logger()
+
+
+class AskApart(Exception):
+    """This router doesn't take the request over a shared call; nothing has been computed for it."""
+
+
+class SharedCalls:
+    """Those of one client, one for each router and key. One event loop."""
+
+    def __init__(self, channel: Callable[[str], grpc.aio.Channel]) -> None:
+        self._channel = channel
+        self._calls: dict[tuple[str, Metadata], _SharedCall] = {}
+        self._apart: dict[str, float] = {}  # by router: until when it is asked call by call
+
+    async def stream(
+        self, target: str, request: pb.GenerateRequest, metadata: Metadata, timeout_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        """Events of one request. Raises what a call of its own would, and AskApart before the first event."""
+        loop = asyncio.get_running_loop()
+        if request.ByteSize() > _MOST_BYTES or self._apart.get(target, 0.0) > loop.time():
+            raise AskApart
+        own = tuple(pair for pair in metadata if pair[0] not in _TRACE)
+        call = self._calls.get((target, own))
+        if call is None or call.is_over:
+            call = _SharedCall(InferenceStub(self._channel(target)), own, target)
+            self._calls[target, own] = call
+            call.on_over = lambda: self._forget(target, own, call)
+        traceparent = dict(metadata).get("traceparent", "")
+        stream = call.begin(request, traceparent, timeout_s)
+        timer = None
+        if timeout_s is not None:
+            late = DeadlineExceeded("the deadline has passed", target=target)
+            timer = loop.call_later(timeout_s, stream.fail, late)
+        try:
+            async for event in stream.events():
+                yield event
+        finally:
+            if timer is not None:
+                timer.cancel()
+            call.leave(stream)
+
+    def _forget(self, target: str, own: Metadata, call: _SharedCall) -> None:
+        if self._calls.get((target, own)) is call:
+            del self._calls[target, own]
+        if call.refused is not None and self._apart.get(target, 0.0) <= asyncio.get_running_loop().time():
+            self._apart[target] = asyncio.get_running_loop().time() + APART_S
+            log.info("client.asks_call_by_call", router=target, reason=str(call.refused))
+
+    async def close(self) -> None:
+        """End them all; idempotent."""
+        calls, self._calls = tuple(self._calls.values()), {}
+        for call in calls:
+            await call.close()
+
+
+class _Stream:
+    """One request of a call: what has come and isn't read yet. At most as much as the router has room for."""
+
+    def __init__(self, number: int, on_read: Callable[[int, int], None]) -> None:
+        self.number = number
+        self.is_over = False
+        self._on_read = on_read
+        self._responses: deque[pb.GenerateResponse] = deque()
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, response: pb.GenerateResponse) -> None:
+        self._responses.append(response)
+        self._wake()
+
+    def end(self, error: Exception | None) -> None:
+        """After what has come. error: None = well; the first end stays."""
+        if not self.is_over:
+            self.is_over, self._error = True, error
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Now, whatever has come."""
+        if not self.is_over:
+            self._responses.clear()
+            self.end(error)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        num_read = 0
+        while True:
+            while self._responses:
+                event = event_from_proto(self._responses.popleft())
+                num_read += 1
+                if num_read >= _TELL_AFTER and not self.is_over:
+                    self._on_read(self.number, num_read)
+                    num_read = 0
+                if event is not None:
+                    yield event
+            if self.is_over:
+                if self._error is not None:
+                    raise self._error
+                return
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _SharedCall:
+    """on_over is called once, when no request can be begun any longer; `refused` says why if the router takes none."""
+
+    def __init__(self, stub: Any, metadata: Metadata, target: str) -> None:
+        self._target = target
+        self._call = stub.GenerateMany(metadata=metadata)
+        self._streams: dict[int, _Stream] = {}
+        self._last = 0
+        self._out: list[pb.OneRequest] = []
+        self._work = asyncio.Event()
+        self._has_heard = False
+        self._idle: asyncio.TimerHandle | None = None
+        self.is_over = False
+        self.refused: PdserveError | None = None
+        self.on_over: Callable[[], None] = lambda: None
+        loop = asyncio.get_running_loop()
+        self._tasks = (loop.create_task(self._read()), loop.create_task(self._write()))
+
+    def begin(self, request: pb.GenerateRequest, traceparent: str, timeout_s: float | None) -> _Stream:
+        """Ask for one more."""
+        self._last += 1
+        stream = self._streams[self._last] = _Stream(self._last, self._tell_read)
+        timeout_ms = 0 if timeout_s is None else max(1, round(timeout_s * 1000))
+        self._send(
+            pb.OneRequest(stream=self._last, begin=request, traceparent=traceparent, timeout_ms=timeout_ms)
+        )
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        return stream
+
+    def leave(self, stream: _Stream) -> None:
+        """Nobody reads it any longer."""
+        if self._streams.pop(stream.number, None) is not None and not self.is_over:
+            self._send(pb.OneRequest(stream=stream.number, cancel=True))
+            self._rest()
+
+    async def close(self) -> None:
+        """End it and all its requests."""
+        self._over(ServerLost("the client was closed", target=self._target))
+        self._call.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _tell_read(self, number: int, num_responses: int) -> None:
+        self._send(pb.OneRequest(stream=number, taken=num_responses))
+
+    def _send(self, item: pb.OneRequest) -> None:
+        self._out.append(item)
+        self._work.set()
+
+    def _rest(self) -> None:
+        """Without requests, end after a while."""
+        if not self._streams and self._idle is None:
+            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
+
+    def _end_idle(self) -> None:
+        self._over(ServerLost("the call was ended", target=self._target))  # it has no streams
+        self._work.set()
+
+    async def _write(self) -> None:
+        """Until the call is over. Its end is the reader's to tell."""
+        try:
+            while not self.is_over:
+                await self._work.wait()
+                self._work.clear()
+                if self._out:
+                    items, self._out = self._out, []
+                    await self._call.write(pb.ManyRequests(items=items))
+            await self._call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # broken, or ended by the router
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._call:
+                self._has_heard = True
+                for item in message.items:
+                    self._take(item)
+            self._over(ServerLost("the router ended the call", target=self._target))
+        except grpc.aio.AioRpcError as broken:
+            error = error_of(broken, self._target)
+            if isinstance(error, (Incompatible, Overloaded)) and not self._has_heard:
+                self.refused = error
+            self._over(error)
+
+    def _take(self, item: pb.OneResponse) -> None:
+        stream = self._streams.get(item.stream)
+        if stream is None:
+            return  # nobody reads it any longer
+        if item.HasField("end"):
+            del self._streams[item.stream]
+            stream.end(error_of_end(item.end))
+            self._rest()
+        elif item.HasField("response"):
+            stream.put(item.response)
+
+    def _over(self, error: PdserveError) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        if self._idle is not None:
+            self._idle.cancel()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.end(AskApart() if self.refused is not None else copy(error))
+        self._work.set()
+        self.on_over()
