@@ -43,7 +43,7 @@ from pdserve.service.rpc_errors import ServerLost, error_of
 from pdserve.service.targets import RouterLost as RouterLost
 from pdserve.service.targets import Targets
 from pdserve.service.tls import ClientTls as ClientTls
-from pdserve.shared_calls import AskApart, SharedCalls
+from pdserve.shared_calls import AskApart, MultiplexedCalls
 from pdserve.status import CLUSTER_STATUS, MODEL_INFO, ClusterStatus, ModelInfo
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class AsyncClient:
         shares_calls: bool = False,
     ) -> None:
         self._targets = Targets(targets, keepalive_s, api_key, tls)
-        self._shared = SharedCalls(self._targets.channel) if shares_calls else None
+        self._shared = MultiplexedCalls(self._targets.channel) if shares_calls else None
         self._metadata = self._targets.metadata
         self._clock = clock or SystemClock()
 

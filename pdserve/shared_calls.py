@@ -36,7 +36,7 @@ class AskApart(Exception):
     """This router doesn't take the request over a shared call; nothing has been computed for it."""
 
 
-class SharedCalls:
+class MultiplexedCalls:
     """Those of one client, one for each router and key. One event loop."""
 
     def __init__(self, channel: Callable[[str], grpc.aio.Channel]) -> None:
