@@ -17,6 +17,7 @@ from pdserve.engine.torch_runner import TorchRunner
 from pdserve.sampling import SampleKey, SamplingParams
 from scripts.gpu.model import LARGE, SMALL, LlamaShape, random_llama
 from scripts.gpu.place import GpuPlace
+from scripts.gpu.tokens import check_tokens
 
 _CLOCK = SystemClock()
 _BLOCK = 16
@@ -28,7 +29,7 @@ _NEAR_TIE = 5e-2  # greedy may choose otherwise between two logits as near as th
 
 
 def check_engine(place: GpuPlace) -> dict[str, Any]:
-    """Raises AssertionError where logits differ, or a greedy token that isn't a near tie."""
+    """Raises AssertionError where logits differ, a greedy token that isn't a near tie, or sampled ones."""
     shape = _shape(place)
     folder = random_llama(place.folder, shape)
     here = _runner(place, shape, "float32", num_blocks=256)
@@ -58,6 +59,7 @@ def check_engine(place: GpuPlace) -> dict[str, Any]:
         "worst_logit_error": worst,
         "tokens": num_tokens,
         "near_ties": num_ties,
+        **check_tokens(here, reference),
         "numerics": here.card.numerics,
     }
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from pdserve.engine.device.runner import DeviceRunner, LaunchedStep
+from pdserve.engine.layout import KvLayout
+from pdserve.engine.port import ModelCard, Row, RowOutput
+from pdserve.kv_memory import KvMemory
+from scripts.gpu.model import SMALL, random_llama
 from scripts.gpu.plan import ROOT, CheckStep, main
+from scripts.gpu.tokens import check_tokens
+from tests.unit.engine_device.driving import make_device_runner
+from tests.unit.engine_torch.driving import make_runner
 
 
 def _report(path: Path) -> dict[str, dict[str, object]]:
@@ -25,6 +35,66 @@ def test_links_of_a_dry_run(kind: str, tmp_path: Path) -> None:
     found = _report(out)["links"]["found"]
     assert isinstance(found, dict)
     assert len(found["sizes"]) == 3 and found["prefill_killed"]["other_lives"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """A sound runner but for how it changes what it is asked."""
+
+    sound: DeviceRunner
+    reseeds: bool = False
+    forgets: bool = False
+
+    @property
+    def card(self) -> ModelCard:
+        return self.sound.card
+
+    @property
+    def layout(self) -> KvLayout:
+        return self.sound.layout
+
+    @property
+    def pool(self) -> KvMemory:
+        return self.sound.pool
+
+    def run(self, rows: Sequence[Row]) -> list[RowOutput]:
+        return self.collect(self.launch(rows))
+
+    def launch(self, rows: Sequence[Row], after: Mapping[int, int] | None = None) -> LaunchedStep:
+        asked = [_reseeded(row) for row in rows] if self.reseeds else rows
+        return self.sound.launch(asked, None if self.forgets else after)
+
+    def collect(self, launched: LaunchedStep) -> list[RowOutput]:
+        return self.sound.collect(launched)
+
+
+def _reseeded(row: Row) -> Row:
+    assert row.sample is not None
+    key = replace(row.sample.key, seed=row.sample.key.seed + 1)
+    return replace(row, sample=replace(row.sample, key=key))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_llama(tmp_path_factory.mktemp("model"), SMALL)
+
+
+def test_a_sound_device_gives_the_tokens_of_the_cpu(folder: Path) -> None:
+    found = check_tokens(make_device_runner(folder), make_runner(folder, num_blocks=64))
+    assert found == {"sampled": 48, "sampled_otherwise": 0, "launched_ahead": 24}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"reseeds": True}, "sampled tokens aren't the CPU's"),
+        ({"forgets": True}, "steps launched ahead give"),
+    ],
+)
+def test_a_device_that_gives_others_is_told(folder: Path, wrong: dict[str, bool], said: str) -> None:
+    device = _Wrong(make_device_runner(folder), **wrong)
+    with pytest.raises(AssertionError, match=said):
+        check_tokens(device, make_runner(folder, num_blocks=64))
 
 
 def test_a_step_that_fails_is_written_down_and_the_next_one_runs(tmp_path: Path) -> None:
