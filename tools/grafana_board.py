@@ -104,6 +104,17 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             stacked=True,
         ),
     ),
+    "HTTP": (
+        Panel(
+            "HTTP requests by path and status",
+            "reqps",
+            {"{{endpoint}} {{status}}": rate("pdserve_http_requests_total", "endpoint, status")},
+            stacked=True,
+            about="Of routers and gateways; gone: the client hung up first.",
+        ),
+        Panel("HTTP streams", "short", {"{{instance}}": total("pdserve_http_streams", "instance")}),
+        Panel("HTTP clients that hung up", "reqps", {"all": rate("pdserve_http_disconnects_total")}),
+    ),
     "Workers": (
         Panel(
             "Workers and pairs",

@@ -12,6 +12,7 @@ from typing import Any
 from deploy.local.probe import fetch
 from pdserve.client import AsyncClient
 from tests.support.asking import Question, ask, at_rest
+from tests.support.http_calls import call
 from tests.support.prometheus import BOARD, JOB, Prometheus, alerts, program, promtool, running_prometheus
 from tests.support.singles import Singles
 from tests.support.waiting import until
@@ -44,7 +45,8 @@ async def test_every_panel_shows_something_and_no_alert_is_wrong(tmp_path: Path)
     wanted = queries()
     assert len(wanted) > 50
     with Singles(tmp_path) as cluster:
-        router = cluster.router("r0")
+        at = cluster.reserve()
+        router = cluster.router("r0", "--http-listen", at)
         for role, name in (("prefill", "p0"), ("decode", "d0")):
             cluster.worker(role, name, *FAKE)
         cluster.start()
@@ -52,7 +54,7 @@ async def test_every_panel_shows_something_and_no_alert_is_wrong(tmp_path: Path)
         with running_prometheus(tmp_path, targets, SCRAPE_MS) as prometheus:
             async with AsyncClient(router.address) as client:
                 await at_rest(client, ["d0", "p0"])
-                asking = asyncio.create_task(keep_asking(client))
+                asking = asyncio.create_task(keep_asking(client, at))
                 try:
                     empty = dict(wanted)
 
@@ -83,10 +85,11 @@ async def all_evaluated(prometheus: Prometheus) -> bool:
     return bool(rules) and all(rule["health"] != "unknown" for rule in rules)
 
 
-async def keep_asking(client: AsyncClient) -> None:
-    """One request behind the other, their prompts beginning alike, until it is cancelled."""
+async def keep_asking(client: AsyncClient, http: str) -> None:
+    """One request behind the other, their prompts beginning alike, and one by HTTP, until it is cancelled."""
     random = Random(1)
     shared = Question.draw(random, 160, 1).prompt_ids
     while True:
         drawn = Question.draw(random, 40, 20)
         await ask(client, Question(prompt_ids=shared + drawn.prompt_ids, max_tokens=20, seed=drawn.seed))
+        assert (await call(http, "/v1/completions", {"prompt": "hello", "max_tokens": 3})).status == 200
