@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from pdserve.block_messages import BlockEvents
 from router.prefix_index import PrefixIndex
 
@@ -30,6 +34,25 @@ def test_the_whole_set_in_parts_and_changes_behind_it() -> None:
 
 def test_only_leading_blocks_count() -> None:
     assert told().num_hits([C, A, B]) == 0
+
+
+class _Looked(list[bytes]):
+    """Hashes that count the looks at them."""
+
+    num_looks = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.num_looks += 1
+        return super().__getitem__(place)
+
+
+@pytest.mark.parametrize("num_held", [0, 1, 2, 255, 256, 499, 500])
+def test_a_long_chain_takes_few_looks(num_held: int) -> None:
+    chain = _Looked(number.to_bytes(2) for number in range(500))
+    index = PrefixIndex(1_000)
+    index.told(events(*list(chain)[:num_held], whole=True))
+    assert index.num_hits(chain) == num_held
+    assert chain.num_looks <= 11
 
 
 def test_a_worker_that_tells_of_more_blocks_than_it_has_is_not_believed_without_end() -> None:
