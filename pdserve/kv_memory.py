@@ -83,6 +83,37 @@ class DeviceMemory(KvMemory, Protocol):
         ...
 
 
+class AddressedMemory:
+    """Implements `DeviceMemory` by where it begins: the host can't see it, and it has no checksums."""
+
+    checksums: tuple[str, ...] = ()
+
+    def __init__(self, address: int, num_bytes: int, device: str) -> None:
+        self.num_bytes = num_bytes
+        self.device = device
+        self._address = address
+
+    def device_address(self, span: ByteSpan) -> int:
+        if not 0 <= span.start <= span.end <= self.num_bytes:
+            raise InvariantViolated("a span outside of the pool", span=span, num_bytes=self.num_bytes)
+        return self._address + span.start
+
+    def view(self, span: ByteSpan) -> memoryview:
+        raise InvariantViolated("the host can't see the memory of a device", span=span, device=self.device)
+
+    def address(self, span: ByteSpan) -> int:
+        raise InvariantViolated("the host can't see the memory of a device", span=span, device=self.device)
+
+    def checksum(self, kind: str, span: ByteSpan) -> int:
+        raise InvariantViolated("a checksum that this memory doesn't offer", kind=kind)
+
+    def populate(self, end: int) -> bool:
+        return False
+
+    def export(self, transport: str) -> int | None:
+        return None
+
+
 class HostMemory:
     """Zeroed memory that costs nothing until touched, on huge pages where the system has them.
 

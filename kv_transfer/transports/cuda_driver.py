@@ -12,6 +12,7 @@ from pdserve.errors import Incompatible, WorkerLost
 _LIBRARY = "libcuda.so.1"
 _SUCCESS, _NOT_READY = 0, 600
 _NON_BLOCKING = 1  # of a stream: it doesn't wait for the default one
+_PORTABLE = 1  # of pinned memory: it is that for all devices
 _NO_TIMING = 2  # of an event
 _UUID_BYTES = 16
 
@@ -95,7 +96,9 @@ class CudaDriver:
     def pin(self, num_bytes: int) -> int:
         """Where so much memory of the host begins that copies needn't wait for; it stays for the process's life."""
         address = ctypes.c_void_p()
-        self.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(num_bytes), ctypes.c_uint(0))
+        self.call(
+            "cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(num_bytes), ctypes.c_uint(_PORTABLE)
+        )
         return address.value or 0
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:

@@ -37,28 +37,15 @@ class DriverIpc:
 
     def export(self) -> bytes:
         self._cuda.enter()
-        base, _size = self._range(self._pool)
+        base, _size = _range(self._cuda, self._pool)
         handle = IpcHandle()
         self._cuda.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(base))
         return _HANDLE.pack(self._cuda.uuid(), self._pool - base, bytes(handle))
 
     def open(self, handle: bytes, num_bytes: int) -> int:
-        if len(handle) != _HANDLE.size:
-            raise _unfit("it isn't named as one on a GPU is", got=len(handle), want=_HANDLE.size)
-        uuid, offset, ipc = _HANDLE.unpack(handle)
-        if why := self._cuda.unreachable(uuid):
-            raise _unfit(why, gpu=uuid.hex())
-        self._cuda.enter()
-        at = ctypes.c_uint64()
-        self._cuda.call(
-            "cuIpcOpenMemHandle_v2", ctypes.byref(at), IpcHandle.from_buffer_copy(ipc), _LAZY_PEER_ACCESS
-        )
-        base, size = self._range(at.value)
-        if offset + num_bytes > size:
-            self._cuda.call("cuIpcCloseMemHandle", at)
-            raise _unfit("another size", want=num_bytes, got=size - offset)
+        found = map_exported(self._cuda, handle, num_bytes)
         self._num_mapped += 1
-        self._mapped[self._num_mapped] = base, base + offset
+        self._mapped[self._num_mapped] = found
         return self._num_mapped
 
     def close(self, mapping: int) -> None:
@@ -85,13 +72,32 @@ class DriverIpc:
             self._stream = self._cuda.make_stream()
         return self._stream
 
-    def _range(self, address: int) -> tuple[int, int]:
-        """Of the allocation that the address is in: where it begins, and its bytes."""
-        base, size = ctypes.c_uint64(), ctypes.c_size_t()
-        self._cuda.call(
-            "cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address)
-        )
-        return base.value, size.value
+
+def map_exported(cuda: CudaDriver, handle: bytes, num_bytes: int) -> tuple[int, int]:
+    """Map a pool of so many bytes that another process exported: where its allocation lies here, and the pool in it.
+
+    Raises InvalidRequest: why it can't be mapped here; WorkerLost with CUDA's words.
+    """
+    if len(handle) != _HANDLE.size:
+        raise _unfit("it isn't named as one on a GPU is", got=len(handle), want=_HANDLE.size)
+    uuid, offset, ipc = _HANDLE.unpack(handle)
+    if why := cuda.unreachable(uuid):
+        raise _unfit(why, gpu=uuid.hex())
+    cuda.enter()
+    at = ctypes.c_uint64()
+    cuda.call("cuIpcOpenMemHandle_v2", ctypes.byref(at), IpcHandle.from_buffer_copy(ipc), _LAZY_PEER_ACCESS)
+    base, size = _range(cuda, at.value)
+    if offset + num_bytes > size:
+        cuda.call("cuIpcCloseMemHandle", at)
+        raise _unfit("another size", want=num_bytes, got=size - offset)
+    return base, base + offset
+
+
+def _range(cuda: CudaDriver, address: int) -> tuple[int, int]:
+    """Of the allocation that the address is in: where it begins, and its bytes."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    cuda.call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    return base.value, size.value
 
 
 def _unfit(reason: str, **fields: object) -> InvalidRequest:

@@ -22,6 +22,10 @@ class DriverCopies:
         self._pinned = self._cuda.pin(num_bytes)
         return memoryview((ctypes.c_ubyte * num_bytes).from_address(self._pinned)).cast("B")
 
+    def share(self, pinned: memoryview) -> None:
+        """What another device's `pin` gave, in place of its own: it is pinned for all of them."""
+        self._pinned = ctypes.addressof(ctypes.c_char.from_buffer(pinned))
+
     def fetch(self, span: ByteSpan, into: int) -> None:
         self._copy(self._pinned + into, self._memory.device_address(span), span.num_bytes)
 

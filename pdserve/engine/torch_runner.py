@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,7 +164,7 @@ class TorchRunner:
             outputs[sound[place]] = with_scores(outputs[sound[place]], given)
         return outputs
 
-    def follow(self, rows: Sequence[Row]) -> None:
+    def follow(self, rows: Sequence[Row], after: Mapping[int, int]) -> None:
         """See `Follower.follow`: the same sums and logits, in the same order, as `run` at rank 0."""
         slices = slices_of(rows)
         num_sampled = sum(1 for row in rows if row.sample)

@@ -25,10 +25,13 @@ from kv_transfer.transports.staging import Staging
 from kv_transfer.transports.staging_driver import DriverCopies
 from kv_transfer.transports.staging_port import HostCopies
 from pdserve.clock import Clock
+from pdserve.engine.parallel.parted_pool import PartedPool
 from pdserve.errors import Incompatible, WorkerLost
 from pdserve.kv_memory import DeviceMemory, KvMemory
 from pdserve.node.cuda_ipc_double import CudaIpcDouble
 from pdserve.node.nccl_double import NcclDouble
+from pdserve.node.parted_copies import PartedCopies
+from pdserve.node.rank_pools import copies_of
 from pdserve.node.staging_double import StagingDouble
 from pdserve.service.config import Config
 
@@ -113,8 +116,10 @@ def _make_ipc(memory: KvMemory) -> CudaIpc:
 
 def _open_staging(config: Config, memory: KvMemory, block_bytes: int, clock: Clock) -> Staging | None:
     """None: the host sees the pool."""
-    if _is_double(_STAGING_DOUBLE):
-        copies: HostCopies = StagingDouble(memory)
+    if isinstance(memory, PartedPool):
+        copies: HostCopies = PartedCopies(memory, [copies_of(pool) for pool in memory.pools])
+    elif _is_double(_STAGING_DOUBLE):
+        copies = StagingDouble(memory)
     elif memory.device == "cpu":
         return None
     else:

@@ -12,7 +12,6 @@ from kv_transfer.link_facts import STREAM
 from kv_transfer.transports.cuda_ipc_port import CUDA_IPC
 from kv_transfer.transports.nccl_port import NCCL
 from pdserve.clock import Clock, spend_s
-from pdserve.engine.kernel_caches import bound_kernel_caches
 from pdserve.engine.port import Row, Runner
 from pdserve.errors import Incompatible
 from pdserve.kv_memory import HostMemory
@@ -122,27 +121,16 @@ def _make_memory(config: Config) -> Callable[[int], HostMemory]:
 
 def _load_torch(folder: Path, config: Config, progress: ByteProgress, ranks: Ranks | None) -> Runner:
     # Here, so that a worker with the fake engine never imports torch.
-    from pdserve.engine.device.devices import find_cuda
-    from pdserve.engine.device.runner import DeviceRunner, device_precision
     from pdserve.node.cpu_runner import make_cpu_runner
+    from pdserve.node.device_runner import find_device, make_device_runner
 
     engine = config.engine
-    device = find_cuda(engine.device)
+    device = find_device(engine.device)
     if device is not None:
         verify_for_gpu(config)
-        bound_kernel_caches()
-        return DeviceRunner(
-            folder,
-            device,
-            precision=device_precision(engine.dtype, engine.kv_dtype, device),
-            num_blocks=engine.num_blocks or None,
-            utilization=engine.gpu_memory_utilization,
-            block_size=engine.block_size,
-            max_step_tokens=engine.max_step_tokens,
-            max_batch=engine.max_batch,
-            long_context=engine.long_context,
-            progress=progress,
-        )
+        if ranks is not None:
+            return ranks.load_on(device, folder, config, progress)
+        return make_device_runner(folder, engine, device, progress=progress)
     if engine.kv_dtype != "auto":
         raise Incompatible("engine.kv_dtype needs a GPU", kv_dtype=engine.kv_dtype, device=engine.device)
     if ranks is not None:
@@ -153,11 +141,13 @@ def _load_torch(folder: Path, config: Config, progress: ByteProgress, ranks: Ran
 def verify_for_gpu(config: Config) -> None:
     """Raises Incompatible: settings that only a CPU can keep."""
     engine = config.engine
-    if engine.tensor_parallel > 1:
+    kinds = set(config.transport.kinds)
+    if engine.tensor_parallel > 1 and {NCCL, CUDA_IPC} & kinds:
         raise Incompatible(
-            "engine.tensor_parallel divides a model among processes on CPUs; of a GPU's model there is one rank",
+            "the KV pools of several GPUs go through the host: of nccl, cuda_ipc and stream, transport.kinds may have "
+            "stream alone with engine.tensor_parallel above 1",
             tensor_parallel=engine.tensor_parallel,
-            device=engine.device,
+            kinds=",".join(config.transport.kinds),
         )
     if engine.deterministic:
         raise Incompatible("engine.deterministic can't be kept on a GPU; engine.device=cpu can")
@@ -170,7 +160,7 @@ def verify_for_gpu(config: Config) -> None:
             raise Incompatible(
                 f"engine.{name} names a kernel of CPUs, the engine computes on a GPU", **{name: value}
             )
-    if config.worker.role != "both" and not {NCCL, CUDA_IPC, STREAM} & set(config.transport.kinds):
+    if config.worker.role != "both" and not {NCCL, CUDA_IPC, STREAM} & kinds:
         raise Incompatible(
             "the KV pool lies on a GPU, from where links go over nccl, cuda_ipc or stream; add one to transport.kinds, "
             "or set engine.device=cpu",

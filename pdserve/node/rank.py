@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from pdserve.children.process_limits import die_with_parent
-from pdserve.engine.parallel.gloo_team import GlooTeam
-from pdserve.engine.parallel.parallel_runner import follow_step
-from pdserve.engine.parallel.shard import Shard
+from pdserve.engine.parallel.parallel_runner import Following
+from pdserve.engine.parallel.shard import WHOLE, Shard
 from pdserve.errors import Failure, Incompatible, PdserveError, to_failure
 from pdserve.kv_memory import HostMemory
 from pdserve.memfd import RankMemory
 from pdserve.node.cpu_runner import make_cpu_runner
+from pdserve.node.device_runner import find_device, make_device_runner
 from pdserve.node.rank_channel import (
     JoinOrder,
     LoadFailed,
@@ -31,6 +32,8 @@ from pdserve.node.rank_channel import (
     RankLoaded,
     ToRank,
 )
+from pdserve.node.rank_pools import exported
+from pdserve.node.rank_team import make_team
 from pdserve.service.lifecycle import EXIT_FAILED, EXIT_OK
 from pdserve.service.logs import set_up_logs
 
@@ -56,29 +59,48 @@ def _serve(channel: RankChannel) -> int:
     assert isinstance(order, LoadOrder), "the first one"
     shard = Shard(order.rank, order.size)
     set_up_logs(order.log, worker=order.worker, rank=order.rank)
-    team = GlooTeam(shard)
-    meetings: list[int] = []
-
-    def join(num_bytes: int) -> HostMemory:
-        """Called when the weights are loaded."""
-        channel.send(RankLoaded(num_bytes))
-        told = _orders.decode(channel.receive_bytes())
-        assert isinstance(told, JoinOrder), "the second one"
-        pool, meeting = channel.taken_descriptors()
-        meetings.append(meeting)
-        return RankMemory(pool, num_bytes)
-
     try:
-        runner = make_cpu_runner(Path(order.folder), order.engine, make_memory=join, team=team)
+        following, joined, descriptors = _load(channel, order, shard)
     except PdserveError as error:
         channel.send(_failed(error))
         return EXIT_FAILED
-    team.join(meetings[0])
-    channel.send(RankJoined())
-    part = shard.kv_part(runner.whole_layout.kv_heads)
+    channel.send(joined, descriptors)
     log.debug("rank.joined")
     while True:
-        follow_step(runner, part, channel.receive_bytes())
+        following.step(channel.receive_bytes())
+
+
+def _load(
+    channel: RankChannel, order: LoadOrder, shard: Shard
+) -> tuple[Following, RankJoined, Sequence[int]]:
+    """Returns what it is to the others, and descriptors that go with that."""
+    folder = Path(order.folder)
+    device = find_device(order.engine.device, order.rank)
+    team = make_team(shard, device)
+
+    def join(kv_bytes: int) -> list[int]:
+        """Called when the weights are loaded. Returns the descriptors that came with the order."""
+        channel.send(RankLoaded(kv_bytes))
+        told = _orders.decode(channel.receive_bytes())
+        assert isinstance(told, JoinOrder), "the second one"
+        meeting, *others = channel.taken_descriptors()
+        team.join(meeting)
+        return others
+
+    def join_alone(block_bytes: int) -> None:
+        join(block_bytes)
+
+    if device is not None:
+        on_device = make_device_runner(folder, order.engine, device, team=team, on_loaded=join_alone)
+        pool, descriptors = exported(on_device.pool)
+        return Following(on_device, WHOLE), RankJoined(pool, device.gpus), descriptors
+
+    def map_pool(num_bytes: int) -> HostMemory:
+        (pool,) = join(num_bytes)
+        return RankMemory(pool, num_bytes)
+
+    runner = make_cpu_runner(folder, order.engine, make_memory=map_pool, team=team)
+    return Following(runner, shard.kv_part(runner.whole_layout.kv_heads)), RankJoined(), ()
 
 
 def _failed(error: PdserveError) -> LoadFailed:

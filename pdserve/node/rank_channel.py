@@ -3,9 +3,10 @@
 worker                                    rank
 | LoadOrder ----------------------------> |  reads and packs its part
 | <------------- RankLoaded | LoadFailed  |
-| JoinOrder + two descriptors ----------> |  maps the pool
+| JoinOrder + descriptors --------------> |  on a CPU: maps the pool
 |              … both join the team …     |
-| <--------------------------- RankJoined |  from here on nobody can map the pool to write
+| <------------- RankJoined | LoadFailed  |  on a device: with its own pool. On a CPU nobody can map the pool to
+|                                         |  write from here on
 | a step, a step, … --------------------> |  computes; answers nothing: what it has to say goes to the team
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Iterator, Sequence
 
@@ -36,13 +38,13 @@ class LoadOrder(msgspec.Struct, frozen=True, tag=True):
 
 
 class JoinOrder(msgspec.Struct, frozen=True, tag=True):
-    """Two descriptors come with it: the pool, and the file by which ranks find each other."""
+    """Descriptors come with it: the file by which ranks find each other, and on CPUs the pool."""
 
 
 class RankLoaded(msgspec.Struct, frozen=True, tag=True):
-    """Of pool_bytes, the pool that it will map."""
+    """kv_bytes: of the pool that it will map; on a device, of a whole block. The same at all ranks."""
 
-    pool_bytes: int
+    kv_bytes: int
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
@@ -53,8 +55,19 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
     fields: dict[str, str]
 
 
+class RankPool(msgspec.Struct, frozen=True):
+    """A rank's own pool on its device; handle: CUDA's, empty if a descriptor comes with it instead."""
+
+    num_bytes: int
+    device: str
+    handle: bytes
+
+
 class RankJoined(msgspec.Struct, frozen=True, tag=True):
-    """The pool is mapped and the team has met."""
+    """Ready for steps. gpus: as in `ModelCard`."""
+
+    pool: RankPool | None = None
+    gpus: tuple[int, ...] = ()
 
 
 ToRank = LoadOrder | JoinOrder
@@ -87,6 +100,10 @@ class RankChannel:
             raise EOFError("the other end is closed")
         head += self._exactly(_LENGTH_BYTES - len(head))
         return self._exactly(int.from_bytes(head, "big"))
+
+    def has_something(self, limit_s: float) -> bool:
+        """Whether there is something to receive within so long; the other end's being closed is something."""
+        return bool(select.select([self._socket], [], [], limit_s)[0])
 
     @contextlib.contextmanager
     def limited(self, limit_s: float) -> Iterator[None]:

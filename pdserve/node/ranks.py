@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 import structlog
@@ -35,6 +36,10 @@ from pdserve.node.rank_channel import (
     RankLoaded,
 )
 from pdserve.service.config import Config
+
+if TYPE_CHECKING:  # torch, which a worker with the fake engine never imports
+    from pdserve.engine.device.devices import Device
+    from pdserve.engine.parallel.gloo_team import GlooTeam
 
 log = structlog.get_logger()
 A = TypeVar("A", RankLoaded, RankJoined)
@@ -129,35 +134,93 @@ class Ranks:
         on_end(f"rank {rank.number} ended {how}")
 
     def load(self, folder: Path, config: Config, progress: ByteProgress) -> Runner:
-        """Load a model, each rank its part. Blocks. Raises BadModel, Incompatible, or WorkerLost if a rank ends."""
-        from pdserve.engine.parallel.gloo_team import GlooTeam
+        """Load a model on the CPU, each rank its part. Blocks.
+
+        Raises BadModel, Incompatible, or WorkerLost if a rank ends.
+        """
         from pdserve.engine.parallel.parallel_runner import ParallelRunner
         from pdserve.engine.parallel.shard import Shard
         from pdserve.node.cpu_runner import make_cpu_runner
+        from pdserve.node.rank_team import make_team
 
-        for rank in self._ranks:
-            order = LoadOrder(rank.number, self._size, str(folder), self._worker, config.engine, config.log)
-            self._send(rank, order)
-        team, shared = GlooTeam(Shard(0, self._size)), _SharedMemory()
-        first = make_cpu_runner(folder, config.engine, make_memory=shared.make, progress=progress, team=team)
-        for rank in self._ranks:
-            if (theirs := rank.answer(RankLoaded, self._loads_s).pool_bytes) != first.pool.num_bytes:
-                raise Incompatible(
-                    "the ranks of the worker have read different models", rank=rank.number, pool_bytes=theirs
-                )
-        meeting = os.memfd_create("pdserve-ranks")  # open as long as the team, as it says
-        try:
-            for rank in self._ranks:
-                self._send(rank, JoinOrder(), (shared.descriptor, meeting))
-            team.join(meeting)
-        except RuntimeError as error:
-            raise WorkerLost("the ranks of the worker don't find each other", reason=error) from error
+        self._order_loads(folder, config)
+        team, shared = make_team(Shard(0, self._size), None), _SharedMemory()
+
+        def make_memory(num_bytes: int) -> HostMemory:
+            memory = shared.make(num_bytes)
+            self._join(team, num_bytes, (shared.descriptor,))
+            return memory
+
+        with self._answering():
+            first = make_cpu_runner(
+                folder, config.engine, make_memory=make_memory, progress=progress, team=team
+            )
         for rank in self._ranks:
             rank.answer(RankJoined, _JOINS_S)
         shared.seal()
-        part = team.shard.kv_part(first.whole_layout.kv_heads)
+        whole = first.whole_layout
         log.info("ranks.joined", size=self._size, pids=self.pids, threads_each=first.num_threads)
-        return ParallelRunner(first, first.whole_layout, part, self._size, self._tell)
+        part = team.shard.kv_part(whole.kv_heads)
+        return ParallelRunner(first, whole, part, self._size, self._tell)
+
+    def load_on(self, device: Device, folder: Path, config: Config, progress: ByteProgress) -> Runner:
+        """Load a model, rank 0 its part on this device, each other one on one of its own. As `load`."""
+        from pdserve.engine.parallel.parallel_runner import ParallelLaunches
+        from pdserve.engine.parallel.parted_pool import PartedPool
+        from pdserve.engine.parallel.shard import WHOLE, Shard
+        from pdserve.node.device_runner import make_device_runner
+        from pdserve.node.rank_pools import mapped
+        from pdserve.node.rank_team import make_team
+
+        self._order_loads(folder, config)
+        team = make_team(Shard(0, self._size), device)
+
+        def on_loaded(block_bytes: int) -> None:
+            self._join(team, block_bytes)
+
+        with self._answering():
+            first = make_device_runner(
+                folder, config.engine, device, progress=progress, team=team, on_loaded=on_loaded
+            )
+        pools, gpus = [first.pool], list(device.gpus)
+        for rank in self._ranks:
+            joined = rank.answer(RankJoined, _JOINS_S)
+            assert joined.pool is not None, "it has one of its own"
+            pools.append(mapped(joined.pool, rank.channel.taken_descriptors()))
+            gpus += joined.gpus
+        whole = first.whole_layout
+        parts = [Shard(number, self._size).kv_part(whole.kv_heads) for number in range(self._size)]
+        pool = PartedPool(pools, parts, whole)
+        log.info("ranks.joined", size=self._size, pids=self.pids, gpus=gpus)
+        return ParallelLaunches(first, whole, WHOLE, self._size, self._tell, pool, tuple(gpus))
+
+    def _order_loads(self, folder: Path, config: Config) -> None:
+        for rank in self._ranks:
+            order = LoadOrder(rank.number, self._size, str(folder), self._worker, config.engine, config.log)
+            self._send(rank, order)
+
+    def _join(self, team: GlooTeam, kv_bytes: int, descriptors: Sequence[int] = ()) -> None:
+        """All have loaded: become a team. kv_bytes: see `RankLoaded`."""
+        for rank in self._ranks:
+            if (theirs := rank.answer(RankLoaded, self._loads_s).kv_bytes) != kv_bytes:
+                raise Incompatible(
+                    "the ranks of the worker have read different models", rank=rank.number, kv_bytes=theirs
+                )
+        meeting = os.memfd_create("pdserve-ranks")  # open as long as the team, as it says
+        for rank in self._ranks:
+            self._send(rank, JoinOrder(), (meeting, *descriptors))
+        team.join(meeting)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """While rank 0 loads: the team's error is that of the rank that ends, if one does."""
+        try:
+            yield
+        except RuntimeError as error:
+            for rank in self._ranks:
+                if rank.channel.has_something(_ENDS_S):
+                    rank.answer(RankJoined, _ENDS_S)
+            raise WorkerLost("the ranks of the worker don't find each other", reason=error) from error
 
     def _tell(self, order: bytes) -> None:
         """One step, to all. Raises OSError if one has gone."""

@@ -21,6 +21,10 @@ class StagingDouble:
         self._pinned = memoryview(bytearray(num_bytes))
         return self._pinned
 
+    def share(self, pinned: memoryview) -> None:
+        """What another one's `pin` gave, in place of its own."""
+        self._pinned = pinned
+
     def fetch(self, span: ByteSpan, into: int) -> None:
         pinned = self._pinned[into : into + span.num_bytes]
         self._stream.begin(lambda: self._copy(pinned, self._memory.view(span)))

@@ -28,7 +28,7 @@ from pdserve.service.tracing_config import TracingConfig
 from pdserve.wire_version import WIRE_VERSION
 
 # Variables with our prefix that name no key: the model store reads them before there is a configuration, or clients do.
-_DOUBLES = ("PDSERVE_NCCL", "PDSERVE_CUDA_IPC", "PDSERVE_STAGING")
+_DOUBLES = ("PDSERVE_NCCL", "PDSERVE_CUDA_IPC", "PDSERVE_STAGING", "PDSERVE_DEVICE")
 _OTHER_VARIABLES = ("PDSERVE_CACHE_DIR", "PDSERVE_API_KEY", *_DOUBLES)
 
 
@@ -182,7 +182,7 @@ class EngineConfig:
     )
     tensor_parallel: int = setting(
         1,
-        "processes that share the model, each with a part of all layers and of the threads; on CPUs",
+        "processes that share the model, each with a part of all layers, and of the threads or a GPU of its own",
         least=1,
         most=64,
     )

@@ -168,9 +168,8 @@ def _memory(layout: KvLayout, gpu: int | None) -> tuple[KvMemory, torch.Tensor]:
     if gpu is None:
         memory = MemfdMemory(layout.pool_bytes)
         return memory, torch.frombuffer(memory.view(ByteSpan(0, layout.pool_bytes)), dtype=torch.uint8)
-    device = CudaDevice(gpu)
-    values = torch.zeros(layout.pool_bytes, dtype=torch.uint8, device=device.torch_device)
-    return device.memory(values, layout.pool_bytes), values
+    values, seen = CudaDevice(gpu).pool(layout.pool_bytes, 0)
+    return seen, values
 
 
 def _content(layout: KvLayout, device: torch.device) -> torch.Tensor:

@@ -6,19 +6,24 @@ A thread that is waited for longer than a test may take has died with an error, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from pdserve.engine.parallel.parallel_runner import ParallelRunner, follow_step
-from pdserve.engine.parallel.shard import Shard
+from pdserve.engine.device.runner import DeviceRunner
+from pdserve.engine.parallel.parallel_runner import Follower, Following, ParallelLaunches, ParallelRunner
+from pdserve.engine.parallel.parted_pool import PartedPool
+from pdserve.engine.parallel.shard import WHOLE, KvPart, Shard
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.kv_memory import HostMemory
 
 _LIMIT_S = 60.0
+R = TypeVar("R")
 
 
 class Meeting:
@@ -50,6 +55,12 @@ class ThreadTeam:
         parts = self._all(part)
         return torch.cat(parts, dim=1) if self.shard.rank == 0 else part
 
+    def from_first(self, x: Tensor) -> Tensor:
+        return x.copy_(self._all(x)[0])
+
+    def most(self, value: float) -> float:
+        return max(float(each) for each in self._all(torch.tensor(value, dtype=torch.float64)))
+
     def meet(self) -> None:
         self._meeting.barrier.wait()
 
@@ -61,13 +72,41 @@ class ThreadTeam:
         return parts
 
 
+class RankThreads:
+    """The ranks behind the first, each a thread that computes what it is told of, one step after the other."""
+
+    def __init__(self, followers: Sequence[Follower], parts: Sequence[KvPart]) -> None:
+        self._following = [Following(follower, part) for follower, part in zip(followers, parts, strict=True)]
+        self._threads = [ThreadPoolExecutor(1) for _ in followers]
+        self._steps: list[Future[None]] = []
+
+    def tell(self, order: bytes) -> None:
+        for future in self._steps[: -2 * len(self._threads)]:
+            future.result(_LIMIT_S)
+        self._steps += [
+            thread.submit(rank.step, order)
+            for rank, thread in zip(self._following, self._threads, strict=True)
+        ]
+
+    def wait(self) -> None:
+        """Until all have computed what they were told of."""
+        for future in self._steps:
+            future.result(_LIMIT_S)
+
+    def close(self) -> None:
+        self.wait()
+        for thread in self._threads:
+            thread.shutdown()
+
+
 MakeRank = Callable[[ThreadTeam, Callable[[int], HostMemory]], TorchRunner]
 
 
 class ThreadRanks:
     """A `ParallelRunner` over ranks that are threads and share one pool: `runner`."""
 
-    def __init__(self, size: int, make_rank: MakeRank) -> None:
+    def __init__(self, size: int, make_rank: MakeRank, *, meet_at_start: bool = False) -> None:
+        """meet_at_start: what they are made of has them wait for each other."""
         self.meeting = Meeting(size)
         shared: list[HostMemory] = []
 
@@ -77,26 +116,38 @@ class ThreadRanks:
             assert shared[0].num_bytes == num_bytes, "all ranks see the same pool"
             return shared[0]
 
-        self.ranks = [make_rank(ThreadTeam(Shard(rank, size), self.meeting), memory) for rank in range(size)]
-        self._threads = ThreadPoolExecutor(max(1, size - 1))
-        self._following: list[Future[None]] = []
+        makers = [
+            partial(make_rank, ThreadTeam(Shard(rank, size), self.meeting), memory) for rank in range(size)
+        ]
+        self.ranks = together(makers) if meet_at_start else [make() for make in makers]
+        whole = self.ranks[0].whole_layout
+        parts = [Shard(rank, size).kv_part(whole.kv_heads) for rank in range(size)]
+        self._threads = RankThreads(self.ranks[1:], parts[1:])
+        self.wait, self.close = self._threads.wait, self._threads.close
+        self.runner = ParallelRunner(self.ranks[0], whole, parts[0], size, self._threads.tell)
+
+
+class DeviceRanks:
+    """A `ParallelLaunches` over ranks that are threads, with a pool each: `runner`."""
+
+    def __init__(self, size: int, make_rank: Callable[[ThreadTeam], DeviceRunner]) -> None:
+        self.meeting = Meeting(size)
+        self.ranks = together(
+            [partial(make_rank, ThreadTeam(Shard(rank, size), self.meeting)) for rank in range(size)]
+        )
         first = self.ranks[0]
         whole = first.whole_layout
-        self._parts = [Shard(rank, size).kv_part(whole.kv_heads) for rank in range(size)]
-        self.runner = ParallelRunner(first, whole, self._parts[0], size, self._tell)
+        parts = [Shard(rank, size).kv_part(whole.kv_heads) for rank in range(size)]
+        self.pool = PartedPool([rank.pool for rank in self.ranks], parts, whole)
+        self._threads = RankThreads(self.ranks[1:], [WHOLE] * (size - 1))
+        self.close = self._threads.close
+        self.runner = ParallelLaunches(first, whole, WHOLE, size, self._threads.tell, self.pool)
 
-    def _tell(self, order: bytes) -> None:
-        for future in self._following:
-            future.result(_LIMIT_S)
-        self._following = [
-            self._threads.submit(follow_step, rank, part, order)
-            for rank, part in zip(self.ranks[1:], self._parts[1:], strict=True)
-        ]
 
-    def close(self) -> None:
-        for future in self._following:
-            future.result(_LIMIT_S)
-        self._threads.shutdown()
+def together(makers: Sequence[Callable[[], R]]) -> list[R]:
+    """What all of them make, at the same time: they wait for each other."""
+    with ThreadPoolExecutor(len(makers)) as threads:
+        return [made.result(_LIMIT_S) for made in [threads.submit(make) for make in makers]]
 
 
 def thread_ranks(folder: Path, size: int, **settings: object) -> ThreadRanks:

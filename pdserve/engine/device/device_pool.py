@@ -18,10 +18,7 @@ class DevicePool:
 
     def __init__(self, layout: KvLayout, dtype: torch.dtype, device: Device) -> None:
         self.layout = layout
-        values = torch.zeros(
-            layout.pool_bytes + layout.block_bytes, dtype=torch.uint8, device=device.torch_device
-        )
-        self.memory = device.memory(values, layout.pool_bytes)
+        values, self.memory = device.pool(layout.pool_bytes, layout.block_bytes)
         self._blocks = values.view(-1, layout.block_bytes)
         #: [num_blocks + 1, kv_heads, layers, 2, block_size, head_dim]
         self.tensor = values.view(dtype).view(

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pdserve.errors import Incompatible, InvariantViolated
-from pdserve.kv_memory import ByteSpan, HostMemory, KvMemory
+from pdserve.errors import Incompatible
+from pdserve.kv_memory import AddressedMemory, HostMemory, KvMemory
 
 Replay = Callable[[], None]
 
@@ -90,8 +90,8 @@ class Device(Protocol):
 
     def forget_peak(self) -> None: ...
 
-    def memory(self, values: Tensor, num_bytes: int) -> KvMemory:
-        """The first bytes of a tensor [≥ num_bytes] uint8 of this device, for the links."""
+    def pool(self, num_bytes: int, spare_bytes: int) -> tuple[Tensor, KvMemory]:
+        """Zeroed memory for a KV pool, [num_bytes + spare_bytes] uint8; and what links see of it: all but the spare."""
         ...
 
     def capture(self, step: Callable[[], None]) -> Replay:
@@ -139,8 +139,9 @@ class CpuDevice:
     def forget_peak(self) -> None:
         """It has none."""
 
-    def memory(self, values: Tensor, num_bytes: int) -> KvMemory:
-        return HostMemory(num_bytes, values.numpy().data)
+    def pool(self, num_bytes: int, spare_bytes: int) -> tuple[Tensor, KvMemory]:
+        values = torch.zeros(num_bytes + spare_bytes, dtype=torch.uint8)
+        return values, HostMemory(num_bytes, values.numpy().data)
 
     def capture(self, step: Callable[[], None]) -> Replay:
         self.num_captured += 1
@@ -207,12 +208,14 @@ class CudaDevice:
     def forget_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
-    def memory(self, values: Tensor, num_bytes: int) -> KvMemory:
-        return DeviceKvMemory(values, num_bytes)
+    def pool(self, num_bytes: int, spare_bytes: int) -> tuple[Tensor, KvMemory]:
+        values = torch.zeros(num_bytes + spare_bytes, dtype=torch.uint8, device=self.torch_device)
+        return values, DeviceKvMemory(values, num_bytes)
 
     def capture(self, step: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # By thread: the watchdog of torch's NCCL asks for events on one of its own meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         self._pool = self._pool or graph.pool()  # the graphs run one after the other: they can share scratch
         return graph.replay
@@ -226,35 +229,12 @@ class _CudaMark:
         self._event.synchronize()
 
 
-class DeviceKvMemory:
-    """Implements `kv_memory.DeviceMemory`: the host can't see it, and it has no checksums."""
-
-    checksums: tuple[str, ...] = ()
+class DeviceKvMemory(AddressedMemory):
+    """The first bytes of a tensor."""
 
     def __init__(self, values: Tensor, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.device = str(values.device)
+        super().__init__(values.data_ptr(), num_bytes, str(values.device))
         self._values = values  # keeps it alive
-
-    def device_address(self, span: ByteSpan) -> int:
-        if not 0 <= span.start <= span.end <= self.num_bytes:
-            raise InvariantViolated("a span outside of the pool", span=span, num_bytes=self.num_bytes)
-        return self._values.data_ptr() + span.start
-
-    def view(self, span: ByteSpan) -> memoryview:
-        raise InvariantViolated("the host can't see the memory of a device", span=span, device=self.device)
-
-    def address(self, span: ByteSpan) -> int:
-        raise InvariantViolated("the host can't see the memory of a device", span=span, device=self.device)
-
-    def checksum(self, kind: str, span: ByteSpan) -> int:
-        raise InvariantViolated("a checksum that this memory doesn't offer", kind=kind)
-
-    def populate(self, end: int) -> bool:
-        return False
-
-    def export(self, transport: str) -> int | None:
-        return None
 
 
 def send(device: Device, values: npt.NDArray[np.generic]) -> Tensor:
@@ -264,22 +244,25 @@ def send(device: Device, values: npt.NDArray[np.generic]) -> Tensor:
     return host.copy_(staged).to(device.torch_device, non_blocking=True)
 
 
-def find_cuda(wanted: str) -> CudaDevice | None:
+def find_cuda(wanted: str, rank: int = 0) -> CudaDevice | None:
     """The GPU of "cuda:N"; of "auto" the first one, if there is any; None: the CPU is to be used.
 
+    rank  so many GPUs behind that one
     Raises Incompatible if the one that is wanted isn't there.
     """
     if wanted == "cpu":
         return None
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "auto":
-        return CudaDevice(0) if count else None
-    index = int(wanted.partition(":")[2] or 0)
+        if not count:
+            return None
+        wanted = "cuda:0"
+    index = int(wanted.partition(":")[2] or 0) + rank
     if index >= count:
         built = f"torch {torch.__version__} for CUDA {torch.version.cuda}" if torch.version.cuda else ""
         raise Incompatible(
             "engine.device names a GPU that isn't there",
-            device=wanted,
+            device=f"cuda:{index}",
             devices=count,
             torch=built or f"{torch.__version__}, without CUDA",
         )

@@ -5,6 +5,7 @@ Only a trial knows: it depends on the device, on heads and groups, and on the ve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -59,11 +60,13 @@ def choose_kernels(
     heads: Heads,
     precision: Precision,
     width: int = 0,
+    agree: Callable[[float], float] = float,
 ) -> MakeKernels:
     """The fastest of those that agree with the first one, which is the reference.
 
     layout, heads, precision  of the model
     width  block ids that a row of a step has, if that is more than it needs: as in graphs
+    agree  makes one number of what each rank has measured, so that all of them choose alike
     Raises Incompatible if one doesn't agree: who computes wrongly here may do so elsewhere. One that refuses such a
     step before it is launched is left out.
     """
@@ -75,28 +78,35 @@ def choose_kernels(
     fastest = makers[0]
     for make in makers:
         kernels = make(trial.pool, trial.heads)
-        try:
-            error = float((trial.outputs(kernels) - want).abs().max())
-        except (torch.AcceleratorError, torch.OutOfMemoryError):
-            raise  # the device's own
-        except RuntimeError as refused:  # a build of torch without them, a width that they haven't
-            log.warning("engine.kernels_refused", kernels=kernels.name, reason=str(refused)[:200])
-            continue
-        if not error <= _WITHIN[precision.compute]:  # NaN isn't
-            raise Incompatible("a kernel of this device computes wrongly", kernels=kernels.name, error=error)
-        try:
-            took_s = device.seconds_of(lambda kernels=kernels: trial.run(kernels))  # type: ignore[misc]
-        except torch.OutOfMemoryError:  # gathers a whole window of each row
-            took_s = float("inf")
-        if took_s < min(times_s.values(), default=float("inf")):
+        took_s = agree(_seconds(kernels, trial, want, device, precision.compute))
+        if took_s < min(times_s.values(), default=math.inf):
             fastest = make
         times_s[kernels.name] = took_s
     log.info(
         "engine.kernels",
         chosen=min(times_s, key=times_s.__getitem__),
-        **{f"{name}_us": round(took_s * 1e6, 1) for name, took_s in times_s.items()},
+        **{f"{name}_us": round(took_s * 1e6, 1) for name, took_s in times_s.items() if took_s < math.inf},
     )
     return fastest
+
+
+def _seconds(
+    kernels: PagedKernels, trial: _Trial, want: Tensor, device: Device, compute: torch.dtype
+) -> float:
+    """What a step takes by these kernels; inf: they can't be taken. Raises Incompatible if they compute wrongly."""
+    try:
+        error = float((trial.outputs(kernels) - want).abs().max())
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise  # the device's own
+    except RuntimeError as refused:  # a build of torch without them, a width that they haven't
+        log.warning("engine.kernels_refused", kernels=kernels.name, reason=str(refused)[:200])
+        return math.inf
+    if not error <= _WITHIN[compute]:  # NaN isn't
+        raise Incompatible("a kernel of this device computes wrongly", kernels=kernels.name, error=error)
+    try:
+        return device.seconds_of(lambda: trial.run(kernels))
+    except torch.OutOfMemoryError:  # gathers a whole window of each row
+        return math.inf
 
 
 class _Trial:

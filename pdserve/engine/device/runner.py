@@ -8,7 +8,7 @@ A step's way, all of it launched at once and nothing waited for:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_folder import ModelFolder
 from pdserve.engine.models.decoder import StepInputs
 from pdserve.engine.numerics import LinearKind, Precision
+from pdserve.engine.parallel.team import ALONE, Team
 from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, sort_out
 from pdserve.engine.prompt_scores import Scores, ScoreSlice, scores_of, slices_of, with_scores
 from pdserve.errors import Incompatible, InvariantViolated
@@ -71,6 +72,8 @@ class DeviceRunner:
         max_batch: int,
         long_context: bool = False,
         progress: ByteProgress | None = None,
+        team: Team = ALONE,
+        on_loaded: Callable[[int], None] | None = None,
     ) -> None:
         """Load a model folder, run the largest step, and take what memory is left for the pool.
 
@@ -78,19 +81,28 @@ class DeviceRunner:
         num_blocks   of the pool; None: as many as fit
         utilization  part of the device's memory that may be filled
         max_step_tokens, max_batch  as in `EngineLimits`
+        team         the ranks among which the model is divided, this one of them, each on a device of its own; its
+                     pool has its heads of each block
+        on_loaded    told, when the weights are loaded, the bytes of a whole block; the team has met when it returns
         the others   as of `TorchRunner`
         Raises BadModel: the folder can't be served; Incompatible: it doesn't fit on the device.
         """
         self._device = device
         folder = ModelFolder.open(model_dir, long_context=long_context, progress=progress)
         with torch.inference_mode(), fitting_on(device):
-            self._model = folder.decoder(precision)
+            self._model = folder.decoder(precision, team)
+        whole = folder.layout(precision, block_size, num_blocks=1)
+        if on_loaded is not None:
+            on_loaded(whole.block_bytes)
+        self._team = team
+        self._num_kv_heads = whole.kv_heads
         self._sampler = DeviceSampler(device)
         self._graphs: StepGraphs | None = None
         self._in_flight: list[LaunchedStep] = []
         self._last: LaunchedStep | None = None
-        self._layout = folder.layout(precision, block_size, num_blocks=1)
-        self._heads = folder.heads()
+        part = team.shard.kv_part(whole.kv_heads)
+        self._layout = replace(whole, kv_heads=part.heads(whole.kv_heads))
+        self._heads = folder.heads(team.shard)
         window = self._layout.blocks_for(folder.config.max_positions)
         # How many tokens an expert has is known once its router has run: no graphs, no tables wider than a step's.
         has_graphs = folder.config.experts is None
@@ -102,6 +114,7 @@ class DeviceRunner:
                 self._heads,
                 precision,
                 window if has_graphs else 0,
+                team.most,
             )
         self._make_pool(precision)
         self._card = replace(
@@ -111,11 +124,17 @@ class DeviceRunner:
         )
         device.forget_peak()
         with fitting_on(device):
-            self.run(largest_step(self._card, max_step_tokens, max_batch))
+            largest = largest_step(self._card, max_step_tokens, max_batch)
+            if team.shard.rank == 0:
+                self.run(largest)
+            else:
+                self.follow(largest, {})
+        self._in_flight.clear()
         del self._pool, self._kernels, self._stage
         self._last = None
         after = device.bytes()
-        fitting = pool_size(after, self._layout, utilization=utilization, num_blocks=num_blocks)
+        here = pool_size(after, self._layout, utilization=utilization, num_blocks=num_blocks)
+        fitting = -int(team.most(-here))  # what every rank has room for
         log.info(
             "engine.memory",
             device=device.name,
@@ -148,6 +167,11 @@ class DeviceRunner:
     @property
     def layout(self) -> KvLayout:
         return self._layout
+
+    @property
+    def whole_layout(self) -> KvLayout:
+        """Of what all ranks have: a block is the parts of them, in order of heads."""
+        return replace(self._layout, kv_heads=self._num_kv_heads)
 
     @property
     def pool(self) -> KvMemory:
@@ -196,6 +220,22 @@ class DeviceRunner:
             outputs[index] = with_scores(outputs[index], given)
         return outputs
 
+    def follow(self, rows: Sequence[Row], after: Mapping[int, int]) -> None:
+        """See `Follower.follow`: what `launch` launches at rank 0, but for the sampler. Waits for the step before the
+        last one, and raises what the device reports."""
+        self._device.enter()
+        sources, slices = self._sources(after), slices_of(rows)
+        with torch.inference_mode():
+            _, hidden = self._compute(rows, [sources.get(index) for index in range(len(rows))], slices)
+            if slices:
+                for part in torch.split(hidden, [len(each.positions) for each in slices]):
+                    self._model.logits(part)
+        asked = [index for index, row in enumerate(rows) if row.sample is not None]
+        self._last = LaunchedStep([], [], asked, None, {}, self._device.mark())
+        self._in_flight.append(self._last)
+        if len(self._in_flight) == _MOST_IN_FLIGHT:
+            self._in_flight.pop(0).mark.wait()
+
     def logits(self, rows: Sequence[Row]) -> Tensor:
         """One forward pass over sound rows: what they would sample from, [rows that sample, vocabulary] float32."""
         with torch.inference_mode():
@@ -221,15 +261,17 @@ class DeviceRunner:
                  `scored`, one after the other
         """
         plan = _plan(rows, sources, scored)
+        is_ahead = any(source is not None for source in sources)
+        fill_in = self._fill_in if is_ahead else _nothing_to_fill_in
         begun = begun_blocks(plan.spans, self._layout.block_size)
         if begun:
             self._pool.begin_blocks(send(self._device, np.array(begun)))
         if self._graphs is not None and not scored and self._graphs.fits(plan):
-            logits = self._graphs.run(plan, self._fill_in)
+            logits = self._graphs.run(plan, fill_in)
             return logits, logits[:0]
         shape = self._stage.natural_shape(plan)
         tables = self._stage.fill(plan, shape, self._stage.room(shape))
-        self._fill_in(tables)
+        fill_in(tables)
         chunks = [(row, span) for row, span in enumerate(plan.spans) if span.length > 1]
         hidden = self._hidden(tables, plan.num_single, chunks)
         num_sampled = sum(1 for row in rows if row.sample)
@@ -243,12 +285,21 @@ class DeviceRunner:
         return self._model.logits(self._hidden(tables, len(tables.ends), []))
 
     def _fill_in(self, tables: StepTables) -> None:
-        """Put the tokens in place that the step before samples."""
-        if self._last is None or self._last.sampled is None:
+        """Put the tokens in place that the step before samples: at rank 0, whose word the others wait for."""
+        last = self._last
+        if last is None or not last.asked:
             return
-        known = self._last.sampled.tokens.to(torch.int32)
+        if last.sampled is not None:
+            known = last.sampled.tokens.to(torch.int32)
+        else:
+            known = torch.zeros(len(last.asked), dtype=torch.int32, device=self._device.torch_device)
+        known = self._team.from_first(known)
         given = known.index_select(0, tables.sources.clamp(min=0, max=len(known) - 1))
         tables.tokens.copy_(torch.where(tables.sources == FROM_HOST, tables.tokens, given))
+
+
+def _nothing_to_fill_in(tables: StepTables) -> None:
+    """The host knows all tokens."""
 
 
 def device_precision(dtype: str, kv_dtype: str, device: Device) -> Precision:

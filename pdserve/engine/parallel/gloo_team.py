@@ -12,7 +12,13 @@ from pdserve.engine.parallel.shard import Shard
 
 _Gloo: Any = distributed.ProcessGroupGloo  # torch's stubs lack its methods
 # A rank that is so late in the middle of a step stands still: they all do the same work.
-_LATE_S = 60.0
+LATE_S = 60.0
+
+
+_MOST = distributed.AllreduceOptions()
+_MOST.reduceOp = distributed.ReduceOp.MAX  # type: ignore[assignment]  # by torch's own stubs
+FROM_FIRST = distributed.BroadcastOptions()
+FROM_FIRST.rootRank = 0
 
 
 class GlooTeam:
@@ -21,6 +27,7 @@ class GlooTeam:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self._group: Any = None
+        self._store: Any = None
         self._to_first = distributed.GatherOptions()
         self._to_first.rootRank = 0
         self._token = torch.zeros(1)
@@ -33,10 +40,14 @@ class GlooTeam:
         """
         options = _Gloo._Options()
         options._devices = [_Gloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=_LATE_S)
-        store = distributed.FileStore(f"/proc/self/fd/{meeting}", self.shard.size)  # type: ignore[attr-defined]
-        self._group = _Gloo(store, self.shard.rank, self.shard.size, options)
+        options._timeout = timedelta(seconds=LATE_S)
+        self._store = distributed.FileStore(f"/proc/self/fd/{meeting}", self.shard.size)  # type: ignore[attr-defined]
+        self._group = _Gloo(self.store("gloo"), self.shard.rank, self.shard.size, options)
         self.meet()
+
+    def store(self, name: str) -> Any:
+        """Where the ranks of one group find each other, once they have joined."""
+        return distributed.PrefixStore(name, self._store)  # type: ignore[attr-defined]
 
     def add_up(self, x: Tensor) -> Tensor:
         self._joined.allreduce([x]).wait()
@@ -50,6 +61,15 @@ class GlooTeam:
         parts = [torch.empty_like(part) for _ in range(self.shard.size)]
         self._joined.gather([parts], [part], self._to_first).wait()
         return torch.cat(parts, dim=1)
+
+    def from_first(self, x: Tensor) -> Tensor:
+        self._joined.broadcast([x], FROM_FIRST).wait()
+        return x
+
+    def most(self, value: float) -> float:
+        largest = torch.tensor([value], dtype=torch.float64)
+        self._joined.allreduce([largest], _MOST).wait()
+        return float(largest)
 
     def meet(self) -> None:
         self._joined.allreduce([self._token]).wait()

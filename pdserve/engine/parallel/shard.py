@@ -84,6 +84,9 @@ class KvPart:
         return [block_id * self.parts + self.index for block_id in block_ids]
 
 
+WHOLE = KvPart(0, 1)
+
+
 def possible_sizes(config: ModelConfig) -> list[int]:
     """The numbers of ranks that a model can be divided among."""
     return [size for size in range(1, MOST_RANKS + 1) if size == 1 or not _indivisible(config, size)]

@@ -23,6 +23,14 @@ class Team(Protocol):
         """All ranks' parts as one, at rank 0: [rows, width] → [rows, size · width]; at others any such tensor."""
         ...
 
+    def from_first(self, x: Tensor) -> Tensor:
+        """Rank 0's x, at each; overwrites the others', which have its shape and dtype."""
+        ...
+
+    def most(self, value: float) -> float:
+        """The largest of all ranks' values. Waits for them."""
+        ...
+
     def meet(self) -> None:
         """Returns when every rank has come here."""
         ...
@@ -38,6 +46,12 @@ class Alone:
 
     def side_by_side(self, part: Tensor) -> Tensor:
         return part
+
+    def from_first(self, x: Tensor) -> Tensor:
+        return x
+
+    def most(self, value: float) -> float:
+        return value
 
     def meet(self) -> None:
         return

@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 from kv_transfer.pieces import BlockPieces
 from pdserve.engine.kv_pool import KvPool, KvReader, KvWriter
 from pdserve.engine.layout import KvLayout
-from pdserve.engine.parallel.shard import Shard
+from pdserve.engine.parallel.parted_pool import PartedPool
+from pdserve.engine.parallel.shard import KvPart, Shard
+from pdserve.errors import InvariantViolated
 from pdserve.kv_memory import ByteSpan, HostMemory
+from pdserve.node.parted_copies import PartedCopies
 
 SIZES = (1, 2, 4)
 
@@ -130,3 +133,81 @@ def test_ranks_divide_every_block(hop: Hop, size: int) -> None:
         assert own.pool_bytes == hop.layout.pool_bytes
         assert own.block_bytes * part.parts == hop.layout.block_bytes
         assert replace(own, kv_heads=heads, num_blocks=hop.layout.num_blocks) == hop.layout
+
+
+class RankCopies:
+    """HostCopies of one rank's device, done at once."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
+        self._pinned = memoryview(b"")
+
+    def pin(self, num_bytes: int) -> memoryview:
+        self._pinned = memoryview(bytearray(num_bytes))
+        return self._pinned
+
+    def share(self, pinned: memoryview) -> None:
+        self._pinned = pinned
+
+    def fetch(self, span: ByteSpan, into: int) -> None:
+        self._pinned[into : into + span.num_bytes] = self._memory.view(span)
+
+    def store(self, start: int, into: ByteSpan) -> None:
+        self._memory.view(into)[:] = self._pinned[start : start + into.num_bytes]
+
+    def record(self) -> int:
+        return 0
+
+    def is_over(self, event: int) -> bool:
+        return True
+
+
+class OnDevices:
+    """A pool for each rank, and what its links copy by."""
+
+    def __init__(self, layout: KvLayout, size: int) -> None:
+        self.parts = [Shard(rank, size).kv_part(layout.kv_heads) for rank in range(size)]
+        self.memories = [HostMemory(layout.pool_bytes // part.parts) for part in self.parts]
+        self.pool = PartedPool(self.memories, self.parts, layout)
+        self.copies = PartedCopies(self.pool, [RankCopies(memory) for memory in self.memories])
+        self.pinned = self.copies.pin(layout.block_bytes)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), list(product(SIZES, SIZES)))
+@settings(max_examples=15, deadline=None)
+@given(hop=hops())
+def test_between_devices_every_rank_gets_its_heads(prefill: int, decode: int, hop: Hop) -> None:
+    """Of P's ranks each writes its own pool; a piece goes through pinned memory of P and of D."""
+    layout, heads = hop.layout, hop.layout.kv_heads
+    source, target = OnDevices(layout, prefill), OnDevices(layout, decode)
+    whole = torch.randint(
+        0, 256, (layout.num_blocks, layout.block_bytes), dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(hop.seed),
+    )  # fmt: skip
+    by_head = whole.view(layout.num_blocks, heads, layout.head_bytes)
+    for part, memory in zip(source.parts, source.memories, strict=True):
+        torch.frombuffer(memory.bytes, dtype=torch.uint8).copy_(by_head[:, part.range(heads)].reshape(-1))
+    pieces = BlockPieces(layout.block_bytes, hop.piece_bytes)
+    for piece in range(len(hop.source) * pieces.pieces_per_block):
+        block, offset, length = pieces.span(piece)
+        here, there = (ids[block] * layout.block_bytes + offset for ids in (hop.source, hop.target))
+        source.copies.fetch(ByteSpan(here, length), 0)
+        target.pinned[:length] = source.pinned[:length]
+        target.copies.store(0, ByteSpan(there, length))
+    want = torch.zeros_like(by_head)
+    want[list(hop.target)] = by_head[list(hop.source)]
+    for part, memory in zip(target.parts, target.memories, strict=True):
+        got = torch.frombuffer(memory.bytes, dtype=torch.uint8)
+        assert torch.equal(got, want[:, part.range(heads)].reshape(-1))
+
+
+def test_a_span_outside_is_a_bug() -> None:
+    layout = KvLayout(
+        num_blocks=2, kv_heads=2, layers=1, block_size=1, head_dim=2, dtype="float32", item_bytes=4
+    )
+    pool = OnDevices(layout, 2).pool
+    for span in (ByteSpan(-1, 2), ByteSpan(60, 8)):
+        with pytest.raises(InvariantViolated):
+            list(pool.pieces(span))
+    with pytest.raises(InvariantViolated, match="another size"):
+        PartedPool([HostMemory(32), HostMemory(31)], [KvPart(0, 2), KvPart(1, 2)], layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from pdserve.engine.device.devices import CpuDevice
 from pdserve.engine.device.runner import DeviceRunner
 from pdserve.engine.numerics import LinearKind, Precision
+from pdserve.engine.parallel.team import ALONE, Team
 from tests.unit.engine_torch.driving import BLOCK_SIZE
 
 FLOAT32 = Precision("float32", torch.float32, torch.float32, LinearKind.PLAIN, torch.device("cpu"))
@@ -23,6 +25,8 @@ def make_device_runner(
     num_blocks: int | None = 64,
     max_batch: int = 4,
     device: CpuDevice | None = None,
+    team: Team = ALONE,
+    on_loaded: Callable[[int], None] | None = None,
 ) -> DeviceRunner:
     """Its pool is full of NaN: nothing may read what nobody wrote."""
     runner = DeviceRunner(
@@ -34,6 +38,8 @@ def make_device_runner(
         block_size=BLOCK_SIZE,
         max_step_tokens=64,
         max_batch=max_batch,
+        team=team,
+        on_loaded=on_loaded,
     )
     runner._pool.indexed.fill_(0x7F if precision is FP8_KV else float("nan"))
     return runner

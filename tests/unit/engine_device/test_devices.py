@@ -43,8 +43,8 @@ def test_memory_of_a_device_has_addresses_there_and_nothing_else() -> None:
 
 
 def test_on_the_cpu_the_links_see_the_same_bytes() -> None:
-    values = torch.zeros(100, dtype=torch.uint8)
-    memory = CpuDevice().memory(values, 80)
+    values, memory = CpuDevice().pool(80, 20)
+    assert len(values) == 100
     memory.view(ByteSpan(3, 1))[0] = 7
     assert values[3] == 7
     assert memory.num_bytes == 80

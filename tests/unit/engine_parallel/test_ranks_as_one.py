@@ -160,6 +160,40 @@ def test_sixteen_bits_too(tmp_path: Path, kernels: str) -> None:
         assert_same(got, want, tolerance=0.1)
 
 
+def test_each_rank_keeps_what_it_has_made_for_a_step(tmp_path: Path) -> None:
+    """A decode step behind another one costs no new tables, though those of a part are others than the engine's."""
+    if not library.available():
+        pytest.skip(f"compiled kernels {library.why_none()}")
+    folder = write_random_model(tmp_path, dtype=torch.bfloat16, head_dim=16, **GQA)
+    precision = choose_precision("bfloat16", kernels="native")
+
+    def steps(*, same_table: bool) -> tuple[list[int], list[int]]:
+        """The tokens, and how many attentions each rank has made for all decode steps."""
+        table, ids = [7, 3], list(PROMPTS[0][:25])
+        with ranks(folder, 4, precision=precision) as parallel:
+            made: list[set[int]] = [set() for _ in parallel.ranks]
+            parallel.runner.run([Row(ids[:-1], 0, table, None)])
+            for _ in range(20):
+                if len(ids) == 33:  # into another block
+                    table.append(19)
+                spec = SampleSpec(sample_key(), tuple(ids), 25)
+                row = Row(ids[-1:], len(ids) - 1, table if same_table else list(table), spec)
+                token_id = parallel.runner.run([row])[0].token_id
+                assert token_id is not None
+                ids.append(token_id)
+                parallel.wait()
+                for seen, rank in zip(made, parallel.ranks, strict=True):
+                    assert rank._native is not None and rank._native._last is not None
+                    kept.append(rank._native._last)  # alive: no other one gets its id
+                    seen.add(id(rank._native._last))
+        return ids, [len(seen) for seen in made]
+
+    kept: list[object] = []
+    ids, made = steps(same_table=True)
+    assert made == [1] * 4
+    assert steps(same_table=False) == (ids, [20] * 4)
+
+
 def test_a_row_that_fits_nowhere_fails_alone(tmp_path: Path) -> None:
     folder = write_random_model(tmp_path)
     with ranks(folder, 2) as parallel:

@@ -95,6 +95,8 @@ def test_settings_that_several_ranks_cannot_keep(settings: dict[str, Any], words
         verify_for_ranks(load(flags={"engine.tensor_parallel": 2, **settings}))
 
 
-def test_a_gpu_has_one_rank() -> None:
-    with pytest.raises(Incompatible, match=r"on CPUs.*tensor_parallel=2"):
-        verify_for_gpu(load(flags={"engine.tensor_parallel": 2}))
+@pytest.mark.parametrize("kinds", ["cuda_ipc,stream", "nccl,stream", "nccl"])
+def test_pools_of_several_gpus_go_through_the_host(kinds: str) -> None:
+    with pytest.raises(Incompatible, match=r"stream alone.*tensor_parallel=2"):
+        verify_for_gpu(load(flags={"engine.tensor_parallel": 2, "transport.kinds": kinds}))
+    verify_for_gpu(load(flags={"engine.tensor_parallel": 2, "transport.kinds": "stream,memfd"}))
