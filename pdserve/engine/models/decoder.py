@@ -13,10 +13,12 @@ from pdserve.engine.device.packed_linear import on_device
 from pdserve.engine.layers import RmsNorm
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.family import Family
-from pdserve.engine.models.feed_forward import MakeFeedForward
+from pdserve.engine.models.feed_forward import GatedFeedForward, MakeFeedForward
 from pdserve.engine.models.head import Head
 from pdserve.engine.models.self_attention import LoadQkv, SelfAttention
 from pdserve.engine.models.tensors import LayerTensors
+from pdserve.engine.native.attention import NativeAttention
+from pdserve.engine.native.program import NotCompiled, Program, Slot
 from pdserve.engine.native.rows import NativeNorm, fits
 from pdserve.engine.numerics import Precision
 from pdserve.engine.parallel.team import ALONE, Team
@@ -86,6 +88,24 @@ class Decoder:
             for rotary in rotaries
         ]
         self._vocab_size = config.vocab_size
+        self._program = self._compiled(config.hidden_size, precision, team)
+
+    def _compiled(self, width: int, precision: Precision, team: Team) -> tuple[Program, Slot] | None:
+        """All layers, and where the last one's result is; None where anything of them is for Python to do."""
+        if precision.kernels is None or team.shard.size > 1:
+            return None
+        program, fed = Program(precision.kernels, width), None
+        try:
+            for layer in self._layers:
+                fed = layer.compile(program, fed)
+        except NotCompiled:
+            return None
+        return None if fed is None else (program, fed)
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether compiled kernels compute all layers in one call."""
+        return self._program is not None
 
     def forward(self, step: StepInputs) -> Tensor:
         """What `logits` takes, of the wanted rows: [rows, hidden], the last layer's output."""
@@ -93,8 +113,12 @@ class Decoder:
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
         turns = [of_positions(step.positions) for of_positions in self._turns]
-        for layer in self._layers:
-            layer.apply_(x, turns, step.attention)
+        if self._program is not None and isinstance(step.attention, NativeAttention):
+            program, last = self._program
+            x = program.run(x, turns, step.attention, last)
+        else:
+            for layer in self._layers:
+                layer.apply_(x, turns, step.attention)
         return x.index_select(0, step.logit_rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -144,6 +168,20 @@ class _Layer:
             attended = self._after_attention(attended)
         fed = self._team.add_up(self._feed_forward(self._before_feed_forward.after_adding_(x, attended)))
         x.add_(fed if self._after_feed_forward is None else self._after_feed_forward(fed))
+
+    def compile(self, program: Program, fed: Slot | None) -> Slot:
+        """The same as operations, but for the last sum: fed is what the layer before adds to the stream, the result
+        what this one does. Raises NotCompiled.
+        """
+        x = program.norm(self._before_attention, program.stream, "normed", fed)
+        attended = self._attention.compile(program, x, self._rope)
+        if self._after_attention is not None:
+            attended = program.norm(self._after_attention, attended, "out")
+        if not isinstance(self._feed_forward, GatedFeedForward):
+            raise NotCompiled
+        x = program.norm(self._before_feed_forward, program.stream, "normed", attended)
+        fed = self._feed_forward.compile(program, x)
+        return fed if self._after_feed_forward is None else program.norm(self._after_feed_forward, fed, "out")
 
 
 class _Norm(Protocol):

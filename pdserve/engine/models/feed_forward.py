@@ -10,6 +10,7 @@ from torch import Tensor
 from pdserve.engine.layers import geglu, make_linear, swiglu
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.tensors import LayerTensors, Projection, stacked
+from pdserve.engine.native.program import Program, Slot
 from pdserve.engine.native.rows import NativeGate, fits
 from pdserve.engine.numerics import Precision
 from pdserve.engine.row_tiles import RowFunction
@@ -56,6 +57,11 @@ class GatedFeedForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._down(self._activate(self._gate_up(x)))
+
+    def compile(self, program: Program, x: Slot) -> Slot:
+        """The same as operations. Raises NotCompiled."""
+        gated = program.gate(self._activate, program.product(self._gate_up, x, "wide"), "gated")
+        return program.product(self._down, gated, "out")
 
 
 def _activation(name: str, width: int, precision: Precision) -> RowFunction:

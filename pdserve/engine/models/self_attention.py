@@ -11,6 +11,7 @@ from pdserve.engine.attention import StepAttention, Turn
 from pdserve.engine.layers import HeadNorm, make_linear
 from pdserve.engine.model_config import ModelConfig
 from pdserve.engine.models.tensors import LayerTensors, Projection, stacked
+from pdserve.engine.native.program import Program, Slot
 from pdserve.engine.numerics import Precision
 from pdserve.engine.parallel.shard import Shard
 from pdserve.engine.rotary import Rotary, drawn_positions, interleave_pairs, rotate_
@@ -61,6 +62,7 @@ class SelfAttention:
         config = shard.config(config)
         queries = config.num_heads * config.head_dim
         self._index = tensors.index
+        self._query_width = queries
         self._rotated_width = queries + config.num_kv_heads * config.head_dim
         q = _interleaved(qkv.queries, config.num_heads, config.rotary_dim)
         k = _interleaved(qkv.keys, config.num_kv_heads, config.rotary_dim)
@@ -80,6 +82,13 @@ class SelfAttention:
         """[tokens, hidden] → [tokens, hidden], in the dtype of the activations."""
         turn = Turn(self._turned, turns, self._norm)
         return self._out(attention.attend(self._index, self._qkv(x), turn).to(x.dtype))
+
+    def compile(self, program: Program, x: Slot, rope: int) -> Slot:
+        """The same as operations; rope: which of the step's turns. Raises NotCompiled."""
+        projected = program.product(self._qkv, x, "projected")
+        norm = None if self._norm is None else (self._norm.weight, self._norm.eps)
+        attended = program.attend(self._index, projected, "attended", self._query_width, rope, norm)
+        return program.product(self._out, attended, "out")
 
     def _turn(self, projected: Tensor, turns: Tensor) -> Tensor:
         """As float32, queries and keys normalised where the family does that, and turned. May overwrite `projected`."""

@@ -86,6 +86,10 @@ class NativeAttention:
         # Room for the blocks of a row's last span: until another one begins, its table lies where it is.
         self._tables_at = [0, *accumulate(-(-span.end // _SPAN_KEYS) * _per_span(size) for span in spans)]
         self._plans = {window: _Plan(spans, self._tables_at, heads, window) for window in heads.kinds}
+        windows = map(heads.window, range(layout.layers))
+        self._views = _numbers([self._plans[window].view for window in windows], np.int64)
+        #: [layers] `View` of the kernel
+        self.views_at = self._views.data_ptr()
         tables = np.zeros(self._tables_at[-1], np.int32)
         for span, begin in zip(spans, self._tables_at, strict=False):
             blocks = span.blocks(size)
@@ -123,7 +127,8 @@ class NativeAttention:
             heads.scale,
             heads.softcap,
         )
-        self._step_at = ctypes.addressof(self._step)
+        #: `Step` of the kernel
+        self.step_at = ctypes.addressof(self._step)
 
     def advance(self, spans: Sequence[Span]) -> bool:
         """Become the attention of the step that follows. False, and nothing has changed: it is another kind of step.
@@ -157,23 +162,17 @@ class NativeAttention:
 
     def attend(self, layer: int, projected: Tensor, turn: Turn) -> Tensor:
         """In the kernels' activations; the projection is left as it is."""
-        window = self._heads.window(layer)
-        plan = self._plans[window]
         norm = turn.norm
         assert projected.dtype is self._outputs.dtype and projected.is_contiguous()
         self._call(
-            self._step_at,
+            self.step_at,
+            self.views_at + layer * self._views.stride(0) * self._views.itemsize,
             layer,
-            window,
             projected.data_ptr(),
             turn.turns.data_ptr(),
             None if norm is None else norm.weight.data_ptr(),
             0.0 if norm is None else norm.eps,
             self._outputs.data_ptr(),
-            plan.tasks_at,
-            plan.num_tasks,
-            plan.merges_at,
-            plan.num_merges,
             torch.get_num_threads(),
         )
         return self._outputs
@@ -213,8 +212,8 @@ class _Plan:
         self._further = torch.zeros_like(self._tasks)
         self._further[:, _POSITION] = 1
         self._further[:, _END] = self._tasks[:, _END] == self._tasks[:, _POSITION] + 1
-        self.tasks_at, self.num_tasks = self._tasks.data_ptr(), len(tasks)
-        self.merges_at, self.num_merges = self._merges.data_ptr(), len(merges)
+        #: the numbers of a `View` of the kernel
+        self.view = (window, self._tasks.data_ptr(), len(tasks), self._merges.data_ptr(), len(merges))
 
     def advance(self) -> None:
         """Single tokens only: each one position further."""

@@ -18,7 +18,7 @@ import torch
 from pdserve.modelstore.errors import BadModel
 
 _FOLDER = Path(__file__).parent
-_ABI = 6  # threads.c has the same number
+_ABI = 7  # threads.c has the same number
 #: best last
 VARIANTS = ("neon", "avx2", "avx512", "avx512-bf16")
 _PROBES = {
@@ -33,10 +33,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "pd_packed_linear": (*(_address,) * 5, *(_count,) * 4, _flag),
     "pd_norm": (*(_address,) * 4, _count, _count, _number, _flag),
     "pd_gate": (_address, _address, _count, _count, _flag, _flag),
-    "pd_attend": (
-        *(_address, _count, _count, _address, _address, _address, _number, _address),
-        *(_address, _count, _address, _count, _flag),
-    ),
+    "pd_attend": (*(_address,) * 2, _count, *(_address,) * 3, _number, _address, _flag),
+    "pd_run": (_address, _count, _address, _count, *(_address,) * 3, _flag),
 }
 
 

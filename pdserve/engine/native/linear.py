@@ -21,26 +21,26 @@ class NativeLinear:
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
         """weight [outputs, width] bfloat16, width even; bias [outputs]"""
         self._call = kernels.functions.pd_linear
-        self._outputs, self._width = weight.shape
+        self.outputs, self.width = weight.shape
         self._packed = pack(weight).contiguous()
         self._bias = None if bias is None else bias.to(torch.float32).contiguous()
         self._activations = kernels.activations
-        self._weight_at = self._packed.data_ptr()
-        self._bias_at = None if self._bias is None else self._bias.data_ptr()
+        self.weight_at = self._packed.data_ptr()
+        self.bias_at = None if self._bias is None else self._bias.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_contiguous():
             x = x.contiguous()
-        assert x.dtype is self._activations and x.shape[1] == self._width, (x.dtype, x.shape, self._width)
-        y = torch.empty(len(x), self._outputs, dtype=self._activations)
+        assert x.dtype is self._activations and x.shape[1] == self.width, (x.dtype, x.shape, self.width)
+        y = torch.empty(len(x), self.outputs, dtype=self._activations)
         self._call(
             x.data_ptr(),
-            self._weight_at,
-            self._bias_at,
+            self.weight_at,
+            self.bias_at,
             y.data_ptr(),
             len(x),
-            self._outputs,
-            self._width,
+            self.outputs,
+            self.width,
             torch.get_num_threads(),
         )
         return y

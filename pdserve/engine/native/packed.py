@@ -27,7 +27,7 @@ class PackedLinear:
         """matrix: quantised; bias [outputs]"""
         self._call = kernels.functions.pd_packed_linear
         self._activations = kernels.activations
-        self._outputs, self._width = matrix.shape
+        self.outputs, self.width = matrix.shape
         self._files = [_read(part.raw) for part in matrix.parts]
         self._addresses = [_addresses(part) for part in matrix.parts]
         self._segments = torch.tensor(
@@ -37,26 +37,29 @@ class PackedLinear:
             ]
         )
         self._bias = None if bias is None else bias.to(torch.float32).contiguous()
-        self._segments_at = self._segments.data_ptr()
-        self._bias_at = None if self._bias is None else self._bias.data_ptr()
+        self.num_segments = len(self._segments)
+        self.segments_at = self._segments.data_ptr()
+        self.bias_at = None if self._bias is None else self._bias.data_ptr()
+        #: a row of activations as bytes
+        self.room_bytes = self.width // _GROUP * _GROUP_BYTES
 
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_contiguous():
             x = x.contiguous()
         num_rows = len(x)
-        assert x.dtype is self._activations and x.shape[1] == self._width, (x.dtype, x.shape, self._width)
-        y = torch.empty(num_rows, self._outputs, dtype=self._activations)
-        room = torch.empty(num_rows * self._width // _GROUP * _GROUP_BYTES, dtype=torch.uint8)
+        assert x.dtype is self._activations and x.shape[1] == self.width, (x.dtype, x.shape, self.width)
+        y = torch.empty(num_rows, self.outputs, dtype=self._activations)
+        room = torch.empty(num_rows * self.room_bytes, dtype=torch.uint8)
         self._call(
             x.data_ptr(),
             room.data_ptr(),
-            self._segments_at,
-            self._bias_at,
+            self.segments_at,
+            self.bias_at,
             y.data_ptr(),
-            len(self._segments),
+            self.num_segments,
             num_rows,
-            self._outputs,
-            self._width,
+            self.outputs,
+            self.width,
             torch.get_num_threads(),
         )
         return y

@@ -24,7 +24,8 @@ class NativeNorm:
         self._call = kernels.functions.pd_norm
         self._activations = kernels.activations
         self._weight = (weight.to(torch.float32) + offset).contiguous()
-        self._eps = eps
+        self.weight_at = self._weight.data_ptr()
+        self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._normed(x.contiguous(), None)
@@ -37,9 +38,8 @@ class NativeNorm:
     def _normed(self, x: Tensor, more: int | None) -> Tensor:
         assert x.dtype is self._activations and x.shape[1] == len(self._weight)
         y = torch.empty_like(x)
-        weight = self._weight.data_ptr()
         num_threads = torch.get_num_threads()
-        self._call(x.data_ptr(), more, weight, y.data_ptr(), *x.shape, self._eps, num_threads)
+        self._call(x.data_ptr(), more, self.weight_at, y.data_ptr(), *x.shape, self.eps, num_threads)
         return y
 
 
@@ -49,11 +49,11 @@ class NativeGate:
     def __init__(self, kernels: Kernels, activation: str) -> None:
         self._call = kernels.functions.pd_gate
         self._activations = kernels.activations
-        self._kind = _KINDS[activation]
+        self.kind = _KINDS[activation]
 
     def __call__(self, gate_up: Tensor) -> Tensor:
         assert gate_up.dtype is self._activations and gate_up.is_contiguous()
         rows, width = gate_up.shape
         y = torch.empty(rows, width // 2, dtype=self._activations)
-        self._call(gate_up.data_ptr(), y.data_ptr(), rows, width // 2, self._kind, torch.get_num_threads())
+        self._call(gate_up.data_ptr(), y.data_ptr(), rows, width // 2, self.kind, torch.get_num_threads())
         return y

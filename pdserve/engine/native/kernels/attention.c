@@ -9,7 +9,7 @@
  * token computed alone, in a chunk, or beside others meets the same tiles, spans and order of adding. A key that a row
  * doesn't see adds exact zeros.
  */
-#include "threads.h"
+#include "kernels.h"
 
 #define KEYS 64
 #define SPAN 256
@@ -22,43 +22,6 @@
 #else
 #define COLUMNS 4
 #endif
-
-typedef struct {
-    int64_t first_row;  /* of the step's tokens */
-    int64_t num_tokens; /* 1 where the task is a part of one */
-    int64_t position;   /* of the first token */
-    int64_t table;      /* where its sequence's block ids begin */
-    int64_t begin, end; /* keys: whole spans, but for the sequence's end and the window's begin */
-    int64_t partial;    /* where a part's result goes; -1: this is all, and goes to `out` */
-} Task;
-
-typedef struct {
-    int64_t row, first_partial, num_partials;
-} Merge;
-
-/* One step, the same for all layers. */
-typedef struct {
-    uint16_t *pool;
-    const int64_t *slots; /* [tokens]: block · block size + offset */
-    const int32_t *tables;
-    float *partials; /* [partials, heads, head dim + 2] */
-    act *queries;    /* [tokens, heads · head dim] */
-    int64_t num_tokens, layers, kv_heads, group, head_dim, block_size;
-    float scale, softcap;
-} Step;
-
-/* One layer of it. */
-typedef struct {
-    const Step *step;
-    const act *projected;
-    const float *turns; /* [tokens, head dim / 2] cosine and sine, scaled */
-    const float *norm;  /* [heads + kv heads, head dim] or NULL */
-    act *out;           /* [tokens, heads · head dim] */
-    const Task *tasks;
-    const Merge *merges;
-    int64_t layer, window;
-    float eps;
-} Layer;
 
 INLINE uint16_t *run_of(const Step *step, int64_t layer, int64_t block, int64_t kv_head, int is_value) {
     int64_t run = ((block * step->kv_heads + kv_head) * step->layers + layer) * 2 + is_value;
@@ -212,7 +175,7 @@ INLINE void scores_of(const Layer *job, int num_rows, const Row *rows, const Til
             }
     }
     for (int r = 0; r < num_rows; r++) {
-        int64_t last = rows[r].position - key, first = job->window ? last - job->window + 1 : 0;
+        int64_t last = rows[r].position - key, first = job->view->window ? last - job->view->window + 1 : 0;
         for (int64_t k = last + 1 < 0 ? 0 : last + 1; k < KEYS; k++) scores[r][k] = -__builtin_inff();
         for (int64_t k = 0; k < first && k < KEYS; k++) scores[r][k] = -__builtin_inff();
     }
@@ -271,7 +234,7 @@ static void meet_tile(const Layer *job, const Row *rows, int64_t num_rows, const
     for (int64_t row = 0; row < num_rows; row += ROWS) {
         int64_t left = num_rows - row < ROWS ? num_rows - row : ROWS;
         if (rows[row + left - 1].position < key) continue; /* none of them sees any */
-        if (job->window && rows[row].position - job->window >= key + KEYS - 1) continue;
+        if (job->view->window && rows[row].position - job->view->window >= key + KEYS - 1) continue;
         switch (left) {
         case 1: meet(job, 1, rows + row, tile, key, num_keys, state, row); break;
         case 2: meet(job, 2, rows + row, tile, key, num_keys, state, row); break;
@@ -303,7 +266,7 @@ INLINE void begin(State *state, int64_t num_rows, int64_t dim) {
 static void attend_task(const void *shared, int64_t piece) {
     const Layer *job = shared;
     const Step *step = job->step;
-    const Task *task = job->tasks + piece / step->kv_heads;
+    const Task *task = job->view->tasks + piece / step->kv_heads;
     const int64_t kv_head = piece % step->kv_heads;
     const int64_t dim = step->head_dim, group = step->group, heads = group * step->kv_heads;
     const int64_t num_rows = task->num_tokens * group;
@@ -348,7 +311,7 @@ static void attend_task(const void *shared, int64_t piece) {
 static void merge(const void *shared, int64_t piece) {
     const Layer *job = shared;
     const Step *step = job->step;
-    const Merge *merge = job->merges + piece / step->kv_heads;
+    const Merge *merge = job->view->merges + piece / step->kv_heads;
     const int64_t kv_head = piece % step->kv_heads;
     const int64_t dim = step->head_dim, group = step->group, heads = group * step->kv_heads, stride = heads * (dim + 2);
     for (int64_t row = kv_head * group; row < (kv_head + 1) * group; row++) {
@@ -364,13 +327,16 @@ static void merge(const void *shared, int64_t piece) {
 
 /* The layer's K and V of the step's tokens are stored, then all tasks run. head dim is a multiple of 16, at most MAX_DIM;
  * the rows of a task are at most MAX_ROWS. Blocks hold finite numbers in each position below a task's end. */
-API void pd_attend(const Step *step, int64_t layer, int64_t window, const void *projected, const float *turns,
-                   const float *norm, float eps, void *out, const Task *tasks, int64_t num_tasks, const Merge *merges,
-                   int64_t num_merges, int threads) {
-    Layer job = {step, projected, turns, norm, out, tasks, merges, layer, window, eps};
-    int64_t pieces = (step->num_tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
-    run_pieces(turn_tokens, &job, pieces, threads);
-    int64_t num_merged = num_merges * step->kv_heads;
-    run_pieces(attend_task, &job, num_tasks * step->kv_heads, threads);
-    run_pieces(merge, &job, num_merged, num_merged > 16 ? threads : 1);
+void attend(const Layer *job, Team *team) {
+    int64_t kv_heads = job->step->kv_heads;
+    run_pieces(turn_tokens, job, (job->step->num_tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE, team);
+    run_pieces(attend_task, job, job->view->num_tasks * kv_heads, team);
+    run_small_pieces(merge, job, job->view->num_merges * kv_heads, team);
+}
+
+API void pd_attend(const Step *step, const View *view, int64_t layer, const void *projected, const float *turns, const float *norm,
+                   float eps, void *out, int threads) {
+    Layer job = {step, view, projected, turns, norm, out, layer, eps};
+    TEAM(team, threads);
+    attend(&job, &team);
 }

@@ -6,7 +6,7 @@
  * an output, pair after pair. The order is the same whatever the rows are. A pair of blocks is read from memory once for
  * all rows, while the lines of the next pair are fetched.
  */
-#include "threads.h"
+#include "kernels.h"
 
 #define BLOCK 16 /* outputs */
 #define BLOCKS 2
@@ -19,14 +19,6 @@
 #define ROWS 6
 #define FEW_ROWS 3
 #endif
-
-typedef struct {
-    const act *x;
-    const uint32_t *w;
-    const float *bias;
-    act *y;
-    int64_t rows, outputs, width;
-} Linear;
 
 INLINE void store_block(const Linear *job, int64_t row, int64_t output, const vf *acc) {
     act *y = job->y + row * job->outputs;
@@ -100,10 +92,15 @@ static void run_linear(const void *shared, int64_t piece) {
     for (int64_t row = 0; row < job->rows; row += ROWS) rows_tile(job, row, piece * BLOCKS, row == 0);
 }
 
+void linear(const Linear *job, Team *team) {
+    run_pieces(run_linear, job, (job->outputs + BLOCKS * BLOCK - 1) / (BLOCKS * BLOCK), team);
+}
+
 /* x [rows, width] activations; w packed, outputs padded to a multiple of 32; bias [outputs] or NULL; y [rows, outputs]
  * activations. width is even. */
 API void pd_linear(const void *x, const void *w, const float *bias, void *y, int64_t rows, int64_t outputs,
                    int64_t width, int threads) {
     Linear job = {x, w, bias, y, rows, outputs, width};
-    run_pieces(run_linear, &job, (outputs + BLOCKS * BLOCK - 1) / (BLOCKS * BLOCK), threads);
+    TEAM(team, threads);
+    linear(&job, &team);
 }

@@ -4,8 +4,8 @@
  * by group, and the groups in one order, whatever the number of rows is: there is no other arithmetic for many of them.
  * Each thread takes apart a chunk of 16 rows of weights (stored.h) in its nearest cache and multiplies all rows of x by it.
  */
+#include "kernels.h"
 #include "stored.h"
-#include "threads.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -23,25 +23,10 @@
 #endif
 
 /* 32 activations: value = scale · q; sum = scale · Σq. */
-typedef struct {
+struct Activations {
     int8_t q[GROUP];
     float scale, sum, half_sums[2];
-} Activations;
-
-/* Rows of one format; `rows` has as many addresses as there are outputs, the last again until strips are whole. */
-typedef struct {
-    const uint8_t *const *rows;
-    int64_t kind, outputs;
-} Segment;
-
-typedef struct {
-    const act *x;
-    Activations *quantised;
-    const Segment *segments;
-    const float *bias;
-    act *y;
-    int64_t num_segments, rows, outputs, width;
-} Packed;
+};
 
 static void quantise_row(const void *shared, int64_t row) {
     const Packed *job = shared;
@@ -197,13 +182,18 @@ static void run_strip(const void *shared, int64_t piece) {
     }
 }
 
+void packed_linear(const Packed *job, Team *team) {
+    int64_t strips = 0;
+    for (int64_t i = 0; i < job->num_segments; i++) strips += (job->segments[i].outputs + STRIP - 1) / STRIP;
+    run_small_pieces(quantise_row, job, job->rows, team);
+    run_pieces(run_strip, job, strips, team);
+}
+
 /* x [rows, width] activations; quantised: room for rows · width / 32 of Activations; bias [outputs] or NULL; y [rows,
  * outputs]: the segments' side by side. width is a multiple of 32, of 256 for K-quants. */
 API void pd_packed_linear(const void *x, void *quantised, const Segment *segments, const float *bias, void *y, int64_t num_segments,
                           int64_t rows, int64_t outputs, int64_t width, int threads) {
     Packed job = {x, quantised, segments, bias, y, num_segments, rows, outputs, width};
-    int64_t strips = 0;
-    for (int64_t i = 0; i < num_segments; i++) strips += (segments[i].outputs + STRIP - 1) / STRIP;
-    run_pieces(quantise_row, &job, rows, rows < 16 ? 1 : threads);
-    run_pieces(run_strip, &job, strips, threads);
+    TEAM(team, threads);
+    packed_linear(&job, &team);
 }

@@ -1,17 +1,7 @@
 /* What is done to each row of activations by itself: norms, with or without a sum before them, and gated activations. */
-#include "threads.h"
+#include "kernels.h"
 
 #define ROWS_AT_ONCE 8
-
-typedef struct {
-    act *x;
-    const act *more;
-    const float *weight;
-    act *y;
-    int64_t rows, width;
-    float eps;
-    int kind;
-} Rows;
 
 static void norm_rows(const void *shared, int64_t piece) {
     const Rows *job = shared;
@@ -50,18 +40,23 @@ static void gate_rows(const void *shared, int64_t piece) {
     }
 }
 
-INLINE void run_rows(void (*run)(const void *, int64_t), const Rows *job, int threads) {
-    run_pieces(run, job, (job->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, threads);
+INLINE void run_rows(void (*run)(const void *, int64_t), const Rows *job, Team *team) {
+    run_pieces(run, job, (job->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, team);
 }
+
+void norm(const Rows *job, Team *team) { run_rows(norm_rows, job, team); }
+void gate(const Rows *job, Team *team) { run_rows(gate_rows, job, team); }
 
 /* x [rows, width] += more, if that isn't NULL; y = x / sqrt(mean(x²) + eps) · weight. width % 16 = 0. */
 API void pd_norm(void *x, const void *more, const float *weight, void *y, int64_t rows, int64_t width, float eps, int threads) {
     Rows job = {.x = x, .more = more, .weight = weight, .y = y, .rows = rows, .width = width, .eps = eps};
-    run_rows(norm_rows, &job, threads);
+    TEAM(team, threads);
+    norm(&job, &team);
 }
 
 /* y [rows, width] = silu(gate) · up, or gelu(gate) · up with kind 1, of x [rows, gate and up: 2 · width]. width % 16 = 0. */
 API void pd_gate(const void *x, void *y, int64_t rows, int64_t width, int kind, int threads) {
     Rows job = {.x = (act *)x, .y = y, .rows = rows, .width = width, .kind = kind};
-    run_rows(gate_rows, &job, threads);
+    TEAM(team, threads);
+    gate(&job, &team);
 }

@@ -25,8 +25,28 @@ typedef struct {
     void (*run)(const void *job, int64_t piece);
     const void *job;
     int64_t num_ranges, at_once;
-    atomic_llong num_threads;
     Range ranges[MAX_RANGES];
 } Pieces;
 
-void run_pieces(void (*run)(const void *job, int64_t piece), const void *job, int64_t num_pieces, int threads);
+/* Threads that work on one job after the other. One leads; the others wait for its next job, without sleep. A job's end
+ * waits for those that have begun with it only: who comes late, since another process has its core, finds it done. */
+typedef struct {
+    int64_t num_threads;
+    atomic_llong num_there; /* 0: each job calls its threads together by itself */
+    _Alignas(64) atomic_llong state; /* see threads.c */
+    Pieces pieces;
+} Team;
+
+/* A team whose jobs each call their threads together. Its other fields need not be set. */
+#define TEAM(team, threads) \
+    Team team; \
+    team.num_threads = (threads), team.num_there = 0, team.state = 0
+
+/* On the thread that leads. When it returns, all pieces have run. */
+void run_pieces(void (*run)(const void *job, int64_t piece), const void *job, int64_t num_pieces, Team *team);
+
+/* Pieces so small that few of them aren't worth calling threads together. */
+void run_small_pieces(void (*run)(const void *job, int64_t piece), const void *job, int64_t num_pieces, Team *team);
+
+/* lead(job, team) on one of so many threads, with the others at hand for its jobs. */
+void run_as_team(void (*lead)(const void *job, Team *team), const void *job, int threads);
