@@ -16,6 +16,7 @@ from pdserve.clock import SystemClock
 from pdserve.request import GenerateRequest, Tokens
 from pdserve.sampling import SamplingParams
 from tests.support.asking import at_rest
+from tests.support.http_calls import call
 from tests.support.processes import LocalCluster, run_cli
 from tests.support.singles import Single, Singles
 from tests.support.waiting import until
@@ -34,7 +35,7 @@ async def listens(router: Single) -> bool:
     return b'"router.listening"' in router.log.read_bytes()
 
 
-async def test_a_router_starts_without_what_it_does_not_need(tmp_path: Path) -> None:
+async def test_routers_and_gateways_start_without_what_they_do_not_need(tmp_path: Path) -> None:
     with Singles(tmp_path) as cluster:
         router = cluster.router("r0")
         started_s = CLOCK.now_s()
@@ -43,11 +44,17 @@ async def test_a_router_starts_without_what_it_does_not_need(tmp_path: Path) -> 
         print(f"router listening after {CLOCK.now_s() - started_s:.2f} s")
         cluster.worker("prefill", "p0", "--engine", "fake")
         cluster.worker("decode", "d0", "--engine", "fake")
+        gateway = cluster.gateway("g0")
         cluster.start()
         async with AsyncClient(router.address) as client:
             await at_rest(client, ["p0", "d0"])
             await client.generate_text(GenerateRequest(input="hello", sampling=SamplingParams(max_tokens=4)))
         assert [name for name in HEAVY if name in mapped(router)] == []
+        await gateway.ready()
+        assert (
+            await call(gateway.address, "/v1/completions", {"prompt": "hello", "max_tokens": 4})
+        ).status == 200
+        assert [name for name in (*HEAVY, "/tokenizers/") if name in mapped(gateway)] == []
         # The fake engine's workers are light, too, but for its records.
         for worker in cluster.workers:
             assert [name for name in HEAVY if name in mapped(worker) and name != "/numpy/"] == []
