@@ -6,6 +6,7 @@ Bounds are generous: they tell one copy from two, not a megabyte from another.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from benchmarks.load_memory import LoadMemory, measure_apart
 from pdserve.engine.native import library
 from pdserve.engine.numerics import choose_precision
+from tests.support.hf_quantised import FORMATS, quantise
 from tests.support.processes import run_cli
 from tests.unit.engine_torch.random_model import write_random_model
 
@@ -72,3 +74,18 @@ def test_compiled_kernels_copy_no_quantised_weights() -> None:
     print(found)
     assert found.private_bytes < 16 * MB
     assert found.peak_bytes < found.stored_bytes + 60 * MB
+
+
+@pytest.mark.skipif(not library.available(), reason="no compiled kernels here")
+def test_quantised_folders_are_as_large_as_they_are_stored(tmp_path: Path) -> None:
+    """Blocks of 32 with a scale of 16 bits, whatever the groups; the head is tied, and packed as bfloat16."""
+    folder = write_random_model(tmp_path, dtype=torch.bfloat16, **SIZES)
+    quantise(folder, replace(FORMATS["ct w4a16 g32"], group=128))
+    (folder / "tokenizer.json").write_text("{}")
+    found = measure_apart(folder, "bfloat16")
+    print(found)
+    table = 2 * SIZES["vocab_size"] * SIZES["hidden_size"]
+    packed = (found.stored_bytes - table) * 1.1 + table
+    assert found.private_bytes < packed + 16 * MB
+    largest = 8 * SIZES["hidden_size"] * 2 * SIZES["intermediate_size"]
+    assert found.peak_bytes < packed + found.stored_bytes / 2 + largest + 16 * MB

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from deploy import demo
+from pdserve.engine.config_reader import load_config
+from pdserve.engine.models import MODELS
 from pdserve.engine.native import library
 from pdserve.engine.numerics import Precision, choose_precision
 from pdserve.engine.port import Row, ScoreSpec
+from pdserve.engine.weights import Weights
 from pdserve.tokenizer import Tokenizer
+from tests.support.hf_quantised import FORMATS, Format, quantise
 from tests.unit.engine_torch.driving import make_runner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,3 +49,36 @@ def test_perplexity_is_that_of_the_dequantised_model(smollm2: Path, variant: str
     ours = perplexity(smollm2, choose_precision("bfloat16", kernels="native", variant=variant), ids)
     print(f"{variant}: {ours:.3f}, dequantised {exact:.3f}, {ours / exact - 1:+.2%}")
     assert ours < ALLOWED * exact
+
+
+# 576 columns are four groups of 128 and a half: only GPTQ has such.
+FOLDERS = {
+    "gptq int4 g128": replace(FORMATS["gptq int4 g32"], group=128),
+    "awq int4 g64": replace(FORMATS["awq int4 g32"], group=64),
+    "ct w8a16 channel": replace(FORMATS["ct w8a16 g32"], group=0),
+}
+
+
+def rounded_to_nearest(smollm2: Path, folder: Path, form: Format) -> Path:
+    """The packaged model as a quantised Hugging Face folder; its head is tied and stays, as embeddings do."""
+    folder.mkdir()
+    config = json.loads((smollm2 / "config.json").read_text())
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2 / name, folder)
+    weights = Weights(smollm2, load_config(smollm2, MODELS))
+    plain = {name: weights.load(name, weights.shape(name)).to(torch.bfloat16) for name in weights.names()}
+    save_file({name: tensor.contiguous() for name, tensor in plain.items()}, folder / "model.safetensors")
+    assert config["tie_word_embeddings"]
+    quantise(folder, form)
+    return folder
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_perplexity_of_quantised_folders(smollm2: Path, name: str, tmp_path: Path) -> None:
+    ids = Tokenizer.load(smollm2).encode(STORY.read_text(encoding="utf-8"))[:NUM_TOKENS]
+    folder = rounded_to_nearest(smollm2, tmp_path / "model", FOLDERS[name])
+    exact = perplexity(folder, choose_precision("float32", kernels="torch"), ids)
+    for variant in library.available():
+        ours = perplexity(folder, choose_precision("bfloat16", kernels="native", variant=variant), ids)
+        print(f"{name}, {variant}: {ours:.3f}, dequantised {exact:.3f}, {ours / exact - 1:+.2%}")
+        assert ours < ALLOWED * exact

@@ -17,6 +17,7 @@ from pdserve.engine.numerics import LinearKind, Precision, choose_precision
 from pdserve.engine.port import Row, RowOutput, Runner, SampleSpec, ScoreSpec
 from pdserve.modelstore.errors import BadModel
 from pdserve.sampling import SamplingParams
+from tests.support.hf_quantised import FORMATS, quantise
 from tests.support.memories import pool_bytes
 from tests.support.random_families import VOCAB_SIZE, save_random
 from tests.support.thread_team import ThreadRanks, thread_ranks
@@ -91,6 +92,15 @@ def test_ranks_give_the_tokens_of_one(tmp_path: Path, size: int) -> None:
     """2 KV heads: of 4 ranks, 2 write the same one."""
     folder = write_random_model(tmp_path, attention_bias=True, mlp_bias=True, **GQA)
     with ranks(folder, size) as parallel:
+        assert_same(told(parallel.runner), told(whole(folder)))
+
+
+@pytest.mark.parametrize("form", ["ct w4a16 g32", "gptq int4 g32 act order", "fp8 blocks"])
+def test_quantised_folders_are_divided(tmp_path: Path, form: str) -> None:
+    """Columns by whole units, by parts of them, and of a decoded matrix."""
+    folder = write_random_model(tmp_path, hidden_size=128, intermediate_size=192, **GQA)
+    quantise(folder, FORMATS[form])
+    with ranks(folder, 2) as parallel:
         assert_same(told(parallel.runner), told(whole(folder)))
 
 

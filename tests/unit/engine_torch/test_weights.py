@@ -15,6 +15,7 @@ from pdserve.engine.model_config import read_json
 from pdserve.engine.models import MODELS
 from pdserve.engine.weights import Weights
 from pdserve.modelstore.errors import BadModel
+from tests.support.hf_quantised import FORMATS, quantise
 from tests.unit.engine_torch.random_gguf import write_gguf
 from tests.unit.engine_torch.random_model import SMALL, llama_tensors, write_random_model
 
@@ -62,6 +63,18 @@ def test_fingerprint_says_which_weights_these_are(tmp_path: Path) -> None:
     assert len(bytes.fromhex(want)) == 16
     assert fingerprint(same) == want
     assert len({want, *map(fingerprint, others)}) == 4
+
+
+def test_fingerprint_says_how_weights_are_stored(tmp_path: Path) -> None:
+    """Workers of one model in two formats don't pair; nor does one with the dequantised numbers."""
+    found: set[str] = set()
+    for name in ("ct w4a16 g32", "gptq int4 g32 asym", "gptq_v2 int4 g32 asym", "awq int4 g32"):
+        folder = write_random_model(tmp_path / name, seed=1)
+        wanted = quantise(folder, FORMATS[name])
+        plain = write_random_model(tmp_path / f"{name} plain", seed=1)
+        save_file(wanted, plain / "model.safetensors")
+        assert fingerprint(folder) not in {*found, fingerprint(plain)}
+        found.add(fingerprint(folder))
 
 
 def test_fingerprint_of_the_test_model_never_changes(tmp_path: Path) -> None:
