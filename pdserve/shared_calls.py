@@ -23,6 +23,7 @@ from pdserve.service.stream_end import error_of_end
 
 _TRACE = ("traceparent", "tracestate")
 _MOST_BYTES = 1 << 20  # a larger request has a call of its own: others would wait behind it
+_MOST_ITEMS = 256  # of a message: a router takes no more
 _TELL_AFTER = 8  # responses read of a stream, of the router's room for 32
 IDLE_S = 10.0
 APART_S = 60.0  # so long a router that refused a call isn't asked for one again
@@ -202,8 +203,8 @@ class _SharedCall:
             while not self.is_over:
                 await self._work.wait()
                 self._work.clear()
-                if self._out:
-                    items, self._out = self._out, []
+                while self._out:
+                    items, self._out = self._out[:_MOST_ITEMS], self._out[_MOST_ITEMS:]
                     await self._call.write(pb.ManyRequests(items=items))
             await self._call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -16,7 +16,14 @@ from typing import Any
 import structlog
 
 from pdserve.clock import Clock
-from pdserve.errors import InvalidRequest, InvariantViolated, Overloaded, PdserveError, RequestCancelled
+from pdserve.errors import (
+    InvalidRequest,
+    InvariantViolated,
+    Overloaded,
+    PdserveError,
+    RequestCancelled,
+    too_large,
+)
 from pdserve.request import event_to_proto
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.service.stream_end import stream_end
@@ -32,6 +39,7 @@ from router.validation import read_message
 ROOM = 32
 """Responses of a request that may be under way at first; so many more as its client says it has read."""
 IDLE_S = 60.0  # after so long without a request a call ends
+MOST_ITEMS, MOST_STREAMS = 256, 4_096  # of a message, and of a call at a time: what holds up the loop
 _MESSAGE_BYTES = 256 * 1024  # a message is sent when it has so many, and perhaps one response more
 
 log = structlog.get_logger()
@@ -139,6 +147,10 @@ class _ManyCall:
 
     async def _read(self, requests: AsyncIterator[pb.ManyRequests], tasks: asyncio.TaskGroup) -> None:
         async for message in requests:
+            if (num_items := len(message.items)) > MOST_ITEMS:
+                raise too_large(
+                    "items", "a message has too many of its items", limit=MOST_ITEMS, value=num_items
+                )
             for item in message.items:
                 self._take(item, tasks)
         self.close()
@@ -148,6 +160,8 @@ class _ManyCall:
         if what == "begin":
             if item.stream <= self._highest:
                 raise InvalidRequest("streams of a call have rising numbers", stream=item.stream)
+            if len(self._streams) >= MOST_STREAMS:
+                raise Overloaded("too many requests of a call at a time", limit=MOST_STREAMS)
             self._highest = item.stream
             stream = self._streams[item.stream] = _Stream(item.stream)
             self._idle.pause()

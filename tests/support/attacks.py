@@ -70,6 +70,18 @@ def generate(make: Callable[[], pb.GenerateRequest]) -> Prepare:
     return raw(_INFERENCE + "Generate", lambda: make().SerializeToString())
 
 
+def many(num_items: int, request: bytes = b"") -> Prepare:
+    """One message with so many requests, in a call that takes them; the client listens to the end."""
+    items = (
+        pb.OneRequest(stream=number, begin=pb.GenerateRequest.FromString(request)).SerializeToString()
+        for number in range(1, num_items + 1)
+    )
+    return raw(
+        _INFERENCE + "GenerateMany",
+        lambda: b"".join(b"\x0a" + bytes((len(each),)) + each for each in items),
+    )
+
+
 def text(make: Callable[[], str], keep: int | None = None, **params: Any) -> Prepare:
     return generate(
         lambda: pb.GenerateRequest(
@@ -211,6 +223,8 @@ ATTACKS = [
     Attack("text of 4 MB of which all are kept", text(lambda: "ab " * (MOST // 3), keep=(1 << 32) - 1), (INVALID,)),
     Attack("echo of a text that fills the window", text(lambda: "low tide " * (WINDOW_TOKENS // 9), echo=True), (OK,)),
     Attack("text whose client leaves", cancelled, (OK,)),
+    Attack("100,000 requests in one message", many(100_000), (INVALID,)),
+    Attack("256 requests in each of 20 messages", many(256), (OK,), 20),
     # chats
     Attack("chat of 60 MB", chat("low tide " * (60 * MIB // 9)), (LIBRARY,)),
     Attack("chat of one long message", chat("low tide " * (MOST // 9)), (INVALID,)),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from pdserve.clock import SystemClock
+from pdserve.errors import Overloaded
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.service.rpc_errors import ERROR_KEY
-from router.gate import GENERATE_MANY
+from router.gate import GENERATE_MANY, Gate
+from router.many import MOST_ITEMS, MOST_STREAMS, ManyCalls
 from tests.unit.router.open_door import MAX_MANY, door, ended, places
 
 GOOD = pb.GenerateRequest(text="hello")
@@ -87,6 +93,10 @@ async def test_a_client_that_says_no_more_gets_what_it_has_asked_for_and_then_th
         pytest.param(pb.ManyRequests(items=[begin(0)]).SerializeToString(), id="number 0"),
         pytest.param(pb.ManyRequests(items=[begin(2), begin(1)]).SerializeToString(), id="falling"),
         pytest.param(pb.ManyRequests(items=[begin(1), begin(1)]).SerializeToString(), id="twice"),
+        pytest.param(
+            pb.ManyRequests(items=[begin(each + 1) for each in range(MOST_ITEMS + 1)]).SerializeToString(),
+            id="too many",
+        ),
         pytest.param(b"\xff\xff\xff", id="garbage"),
         pytest.param(bytes(1 << 19) + b"x", id="too large"),
     ],
@@ -111,6 +121,41 @@ async def test_what_is_said_of_requests_that_have_ended_is_passed_over() -> None
         )
         await places(app, 1)
         call.cancel()
+        await places(app, 0)
+
+
+class Unread:
+    """The context of a call whose client reads nothing."""
+
+    def __init__(self) -> None:
+        self.num_written = 0
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def write(self, message: pb.ManyResponses) -> None:
+        self.num_written += 1
+        await asyncio.Event().wait()
+
+
+async def test_requests_of_a_call_at_a_time_are_bounded_when_their_ends_are_not_read() -> None:
+    async def ever_more() -> AsyncIterator[pb.ManyRequests]:
+        for first in itertools.count(1, MOST_ITEMS):
+            yield pb.ManyRequests(items=[begin(first + each, BAD) for each in range(MOST_ITEMS)])
+            asked.append(first)
+            await asyncio.sleep(0)
+
+    asked: list[int] = []
+    unread = Unread()
+    async with door(num_places=1) as (app, _):
+        calls = ManyCalls(app, Gate(app.admission, app.metrics, SystemClock()), SystemClock(), 1)
+        with pytest.raises(Overloaded, match="too many requests of a call"):
+            await calls.serve(ever_more(), unread)
+        assert MOST_STREAMS - MOST_ITEMS <= asked[-1] <= MOST_STREAMS + 2 * MOST_ITEMS
+        assert unread.num_written == 1
         await places(app, 0)
 
 
