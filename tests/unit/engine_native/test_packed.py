@@ -40,6 +40,13 @@ def as_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     return (q.double() * step).view(x.shape), (step / 2).expand(groups.shape).reshape(x.shape)
 
 
+def near_tie(x: Tensor) -> Tensor:
+    """Which activations lie so near the middle of two bytes that rounding decides between them: 1 or 0, float64."""
+    groups = x.double().view(len(x), -1, GROUP)
+    scaled = groups * (127 / groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30))
+    return ((scaled - scaled.floor() - 0.5).abs() < 1e-4).double().view(x.shape)
+
+
 @each_variant
 @each_kind
 @settings(max_examples=8, deadline=None)
@@ -65,9 +72,10 @@ def test_products_are_those_of_what_is_stored(
     quantised, half_step = as_bytes(x)
     want = quantised @ weight.t() + added
     rounding = 2**-8 if kernels.activations is torch.bfloat16 else 1e-5
-    # Two ways of computing x · 127 / most may fall on both sides of a tie.
-    tie = 2 * half_step.amax() * weight.abs().amax()
-    assert (got.double() - want).abs().le(rounding * (want.abs() + 1e-2) + tie).all()
+    # Two ways of computing x · 127 / most may fall on both sides of a tie, more than once in a row.
+    ties = 2 * half_step * near_tie(x) @ weight.abs().t()
+    cancelled = 1e-5 * (quantised.abs() @ weight.abs().t())  # sums of terms that are larger than what is left
+    assert (got.double() - want).abs().le(rounding * (want.abs() + 1e-2) + cancelled + ties).all()
     exact = x.double() @ weight.t() + added
     allowed = half_step @ weight.abs().t()
     assert (got.double() - exact).abs().le(1.01 * allowed + rounding * (exact.abs() + 1e-2)).all()
