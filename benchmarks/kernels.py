@@ -14,13 +14,24 @@ import sys
 import time  # noqa: TID251 - CPU time, which no clock of ours has
 from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor
+
 from benchmarks.engine_sides import BLOCK_SIZE, Ours, random_prompt
 from pdserve import modelstore
+from pdserve.engine.native.scan import NativeScan
 from pdserve.engine.numerics import choose_precision
+from pdserve.engine.port import SampleSpec
+from pdserve.engine.row_scan import TORCH_SCAN, RowScan
+from pdserve.engine.sampler import sample
+from pdserve.sampling import SampleKey, SamplingParams
 
 DECODES = ((1, 128), (1, 1024), (8, 128), (32, 128))  # sequences, context
 PREFILLS = (128, 512, 2048)
 CHUNK_TOKENS = 512
+BATCHES = (1, 8, 32)
+VOCABULARIES = (49_152, 151_936)
+SAMPLERS = {"greedy": SamplingParams(temperature=0), "top-k 40": SamplingParams(top_k=40)}
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -31,9 +42,31 @@ def seconds(work: Callable[[], object]) -> float:
 
 def line(name: str, ours: Sequence[float], theirs: Sequence[float]) -> str:
     ratios = [there / here for here, there in zip(ours, theirs, strict=True)]
-    middle = "".join(f"{statistics.median(side) * 1e3:10.1f}" for side in (ours, theirs))
+    middle = "".join(f"{statistics.median(side) * 1e3:10.2f}" for side in (ours, theirs))
     spread = f"({min(ratios):.2f}–{max(ratios):.2f})"
-    return f"{name:22}{middle}   {statistics.median(ratios):5.2f} {spread}   n = {len(ratios)}"
+    return f"{name:26}{middle}   {statistics.median(ratios):5.2f} {spread}   n = {len(ratios)}"
+
+
+def sampling_cell(name: str, params: SamplingParams, logits: Tensor, native: RowScan, rounds: int) -> None:
+    """A step's sampling."""
+    specs = [
+        SampleSpec(SampleKey(params=params, seed=row, choice=0, eos_token_ids=(), max_tokens=1), (1,), 1)
+        for row in range(len(logits))
+    ]
+
+    def timed(scan: RowScan) -> float:
+        return seconds(lambda: sample(logits, specs, scan))
+
+    pairs = [(timed(native), timed(TORCH_SCAN)) for _ in range(rounds + 1)]
+    print(line(name, *zip(*pairs[1:], strict=True)), flush=True)
+
+
+def sampling_cells(native: RowScan, rounds: int) -> None:
+    for vocab_size in VOCABULARIES:
+        for name, params in SAMPLERS.items():
+            for batch in BATCHES:
+                logits = 3 * torch.randn(batch, vocab_size, generator=torch.Generator().manual_seed(batch))
+                sampling_cell(f"{name}, {batch} × {vocab_size}", params, logits, native, rounds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,13 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     for side in (ours, theirs):
         print(f"# {side.runner.card.numerics}")
-    print("ms of CPU time          native     torch   ratio (spread)")
+    print("ms of CPU time              native     torch   ratio (spread)")
 
     def cell(name: str, run: Callable[[Ours], object], rounds: int) -> None:
         run(ours), run(theirs)
         pairs = [(seconds(lambda: run(ours)), seconds(lambda: run(theirs))) for _ in range(rounds)]
         print(line(name, *zip(*pairs, strict=True)), flush=True)
 
+    assert precisions[0].kernels is not None
+    sampling_cells(NativeScan(precisions[0].kernels), options.rounds)
     for batch, context in DECODES:
         for side in (ours, theirs):
             side.begin(batch, context)

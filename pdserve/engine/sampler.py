@@ -14,8 +14,9 @@ from torch import Tensor
 
 from pdserve.engine import philox
 from pdserve.engine.port import RowOutput, SampleSpec, nothing_left
+from pdserve.engine.row_scan import TORCH_SCAN, RowScan
 from pdserve.engine.token_changes import NEVER, changed, changes_nothing
-from pdserve.engine.token_filters import filtered
+from pdserve.engine.token_filters import filtered, narrowed
 from pdserve.engine.token_scores import token_logprobs
 from pdserve.errors import RowFailed
 from pdserve.sampling import SamplingParams, TokenLogprobs, forbidden_now
@@ -23,17 +24,16 @@ from pdserve.sampling import SamplingParams, TokenLogprobs, forbidden_now
 _ROWS_AT_ONCE = 4  # of float64 probabilities over the vocabulary: more take longer, as they leave the cache
 
 
-def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[RowOutput]:
+def sample(logits: Tensor, specs: Sequence[SampleSpec], scan: RowScan = TORCH_SCAN) -> list[RowOutput]:
     """One token a row, or the error that ends that row only.
 
     logits  [rows, vocabulary] float32, not changed
     specs   one a row
+    scan    looks through rows; whichever does, the tokens are the same
     """
     if not specs:
         return []
-    # One pass finds NaN and ±inf in any row: a sum of finite float32 in float64 is finite.
-    sound = torch.isfinite(logits.sum(dim=-1, dtype=torch.float64)).tolist()
-    best = logits.argmax(dim=-1).tolist()  # the lowest id of equals
+    best, sound = scan.best(logits)
     tokens: dict[int, int | RowFailed] = {}
     plain: list[int] = []
     for row, spec in enumerate(specs):
@@ -44,7 +44,8 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[RowOutput]:
         elif spec.key.params.temperature == 0:
             tokens[row] = best[row]
         elif _filters(spec.key.params):
-            tokens[row] = _sample_filtered(logits[row].to(torch.float64), spec)
+            found = narrowed(scan.shortlist(logits[row], best[row], spec.key.params), spec.key.params)
+            tokens[row] = found.draw(_uniform(spec))
         else:
             plain.append(row)
     for first in range(0, len(plain), _ROWS_AT_ONCE):
@@ -79,14 +80,10 @@ def _sample_changed(logits: Tensor, spec: SampleSpec) -> int | RowFailed:
     except (IndexError, RuntimeError) as error:  # an id of the sequence that the vocabulary hasn't
         return RowFailed("the sampler failed", position=len(spec.ids), cause=str(error)[:200])
     if spec.key.params.temperature > 0:
-        return _sample_filtered(shaped, spec)
+        candidates = filtered(shaped, spec.key.params)
+        return nothing_left(spec, spec.position) if candidates is None else candidates.draw(_uniform(spec))
     token_id = int(shaped.argmax())
     return nothing_left(spec, spec.position) if shaped[token_id] == NEVER else token_id
-
-
-def _sample_filtered(logits: Tensor, spec: SampleSpec) -> int | RowFailed:
-    candidates = filtered(logits, spec.key.params)
-    return nothing_left(spec, spec.position) if candidates is None else candidates.draw(_uniform(spec))
 
 
 def _uniform(spec: SampleSpec) -> float:

@@ -19,6 +19,18 @@ NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
+class Shortlist:
+    """What the filters that look at each token by itself have left, in ascending order of ids.
+
+    ids   [n] int64; None = all of the vocabulary
+    left  [n] float64, (logit − the largest) / temperature
+    """
+
+    ids: Tensor | None
+    left: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Candidates:
     """Tokens that may be drawn, in ascending order of ids.
 
@@ -44,23 +56,39 @@ def filtered(logits: Tensor, params: SamplingParams) -> Candidates | None:
     if highest == NEVER:
         return None
     # Shifted first, so that a tiny temperature can't overflow: the best token has weight exp(0).
-    left = (logits - highest) / params.temperature
+    return narrowed(shortlist((logits - highest) / params.temperature, params), params)
+
+
+def shortlist(left: Tensor, params: SamplingParams) -> Shortlist:
+    """What min-p, then top-k keep.
+
+    left  [vocabulary] float64, of which the largest is 0
+    """
     ids: Tensor | None = None
-
-    def keep(places: Tensor) -> None:
-        nonlocal left, ids
-        left = left.index_select(0, places)
-        ids = places if ids is None else ids.index_select(0, places)
-
     if params.min_p > 0:
-        keep(min_p_places(left, params.min_p))
+        ids = min_p_places(left, params.min_p)
+        left = left.index_select(0, ids)
     if 0 < params.top_k < len(left):
-        keep(top_k_places(left, params.top_k))
-    if params.top_p < 1:
-        keep(top_p_places(left, params.top_p))
-    if params.typical_p < 1:
-        keep(typical_p_places(left, params.typical_p))
+        places = top_k_places(left, params.top_k)
+        ids, left = _picked(ids, places), left.index_select(0, places)
+    return Shortlist(ids, left)
+
+
+def narrowed(found: Shortlist, params: SamplingParams) -> Candidates:
+    """What top-p, then typical-p keep of these."""
+    ids, left = found.ids, found.left
+    for is_on, places_of, share in (
+        (params.top_p < 1, top_p_places, params.top_p),
+        (params.typical_p < 1, typical_p_places, params.typical_p),
+    ):
+        if is_on:
+            places = places_of(left, share)
+            ids, left = _picked(ids, places), left.index_select(0, places)
     return Candidates(ids, torch.softmax(left, dim=-1))
+
+
+def _picked(ids: Tensor | None, places: Tensor) -> Tensor:
+    return places if ids is None else ids.index_select(0, places)
 
 
 def min_p_places(logits: Tensor, min_p: float) -> Tensor:

@@ -17,11 +17,13 @@ from pdserve.engine.layout import KvLayout
 from pdserve.engine.model_folder import ModelFolder
 from pdserve.engine.models.decoder import StepInputs
 from pdserve.engine.native.attention import NativeSteps, fits
+from pdserve.engine.native.scan import NativeScan
 from pdserve.engine.numerics import Precision, choose_precision, describe
 from pdserve.engine.parallel.team import ALONE, Team
 from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, sort_out
 from pdserve.engine.prompt_scores import Scores, ScoreSlice, scores_of, slices_of, with_scores
 from pdserve.engine.row_proof import PROVEN_ROWS, prove
+from pdserve.engine.row_scan import TORCH_SCAN, RowScan
 from pdserve.engine.row_tiles import RowTiles
 from pdserve.engine.sampler import sample
 from pdserve.engine.tiled_attention import TiledAttention
@@ -91,6 +93,7 @@ class TorchRunner:
         self._native: NativeSteps | None = None
         if precision.kernels is not None and fits(self._heads, self._pool):
             self._native = NativeSteps(precision.kernels, self._pool, self._heads)
+        self._scan: RowScan = TORCH_SCAN if precision.kernels is None else NativeScan(precision.kernels)
         trim_heap()
         numerics = describe(precision, self._num_threads, is_quantised=folder.weights.is_quantised)
         self._card = folder.card(numerics, deterministic=deterministic)
@@ -157,7 +160,7 @@ class TorchRunner:
             logits = self.logits(sound_rows)
         asked = [(index, spec) for index in sound if (spec := rows[index].sample) is not None]
         with torch.inference_mode():
-            sampled = sample(logits, [spec for _, spec in asked])
+            sampled = sample(logits, [spec for _, spec in asked], self._scan)
         for (index, _), output in zip(asked, sampled, strict=True):
             outputs[index] = output
         for place, given in scores.items():

@@ -18,7 +18,7 @@ import torch
 from pdserve.modelstore.errors import BadModel
 
 _FOLDER = Path(__file__).parent
-_ABI = 7  # threads.c has the same number
+_ABI = 8  # threads.c has the same number
 #: best last
 VARIANTS = ("neon", "avx2", "avx512", "avx512-bf16")
 _PROBES = {
@@ -28,6 +28,7 @@ _PROBES = {
 }
 
 _address, _count, _flag, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_wide = ctypes.c_double
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "pd_linear": (*(_address,) * 4, *(_count,) * 3, _flag),
     "pd_packed_linear": (*(_address,) * 5, *(_count,) * 4, _flag),
@@ -35,6 +36,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "pd_gate": (_address, _address, _count, _count, _flag, _flag),
     "pd_attend": (*(_address,) * 2, _count, *(_address,) * 3, _number, _address, _flag),
     "pd_run": (_address, _count, _address, _count, *(_address,) * 3, _flag),
+    "pd_best": (_address, _count, _count, _address, _address, _flag),
+    "pd_shortlist": (_address, _count, *(_wide,) * 3, _count, *(_address,) * 4),
 }
 
 
