@@ -43,7 +43,8 @@ static void best_of_row(const void *shared, int64_t row) {
  * Where one isn't, best is any index. */
 API void pd_best(const float *logits, int64_t rows, int64_t width, int64_t *best, uint8_t *is_finite, int threads) {
     Best job = {.logits = logits, .width = width, .best = best, .is_finite = is_finite};
-    run_pieces(best_of_row, &job, rows, threads);
+    TEAM(team, threads);
+    run_pieces(best_of_row, &job, rows, &team);
 }
 
 /* Integers in the order of finite floats, and back. */
