@@ -24,7 +24,7 @@ from pdserve.engine.port import ModelCard, Row, RowOutput, SampleSpec, sort_out
 from pdserve.engine.prompt_scores import Scores, ScoreSlice, scores_of, slices_of, with_scores
 from pdserve.engine.row_proof import PROVEN_ROWS, prove
 from pdserve.engine.row_scan import TORCH_SCAN, RowScan
-from pdserve.engine.row_tiles import RowTiles
+from pdserve.engine.row_tiles import ROW_COUNTS, RowTiles
 from pdserve.engine.sampler import sample
 from pdserve.engine.tiled_attention import TiledAttention
 from pdserve.kv_memory import HostMemory, KvMemory
@@ -98,6 +98,7 @@ class TorchRunner:
         numerics = describe(precision, self._num_threads, is_quantised=folder.weights.is_quantised)
         self._card = folder.card(numerics, deterministic=deterministic)
         if tiles is not None:
+            tiles.counts = _held_by_all(tiles, team)
             counts = "-".join(map(str, tiles.counts))
             proven = f"{self._card.numerics}/tiles{counts}/rows{PROVEN_ROWS}/bits{self._rehearse()}"
             self._card = replace(self._card, numerics=proven)
@@ -108,17 +109,18 @@ class TorchRunner:
         The prompt is computed in one step, then cut and in company: all parts of the model together, attention too.
         Raises BadModel if that makes a difference.
         """
-        size = self._layout.block_size
-        num_own = min(self._layout.num_blocks, -(-min(_PROOF_TOKENS, self._card.window_tokens) // size))
+        size, num_blocks = self._layout.block_size, self.whole_layout.num_blocks
+        part = self._team.shard.kv_part(self.whole_layout.kv_heads)
+        num_own = min(num_blocks, -(-min(_PROOF_TOKENS, self._card.window_tokens) // size))
         length = min(_PROOF_TOKENS, self._card.window_tokens, num_own * size)
         key = SampleKey(params=SamplingParams(), seed=0, choice=0, eos_token_ids=(), max_tokens=1)
         ids = tuple(index * 7919 % self._card.vocab_size for index in range(length))
 
         def row(begin: int, end: int) -> Row:
             sample = SampleSpec(key, ids, length) if end == length else None
-            return Row(ids[begin:end], begin, range(num_own), sample)
+            return Row(ids[begin:end], begin, part.table(range(num_own)), sample)
 
-        company = [Row(ids[:7], 0, (num_own,), None)] if num_own < self._layout.num_blocks else []
+        company = [Row(ids[:7], 0, part.table((num_own,)), None)] if num_own < num_blocks else []
         ends = sorted({max(1, length * 2 // 5), max(1, length - 2), max(1, length - 1), length})
         with torch.inference_mode():
             whole = self._model.logits(self._forward([row(0, length)], []))[0]
@@ -230,6 +232,11 @@ class TorchRunner:
         if self._card.deterministic:
             return TiledAttention(self._pool, spans, self._heads, num_rows)
         return BatchedAttention(self._pool, spans, self._heads, self._precision.compute, num_rows)
+
+
+def _held_by_all(tiles: RowTiles, team: Team) -> tuple[int, ...]:
+    """Numbers of rows that every rank has proven: all of them compute steps of one shape."""
+    return tuple(count for count in ROW_COUNTS if team.most(float(count not in tiles.counts)) == 0)
 
 
 def _order(row: Row) -> tuple[bool, int]:

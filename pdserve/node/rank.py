@@ -76,7 +76,7 @@ def _load(
     """Returns what it is to the others, and descriptors that go with that."""
     folder = Path(order.folder)
     device = find_device(order.engine.device, order.rank)
-    team = make_team(shard, device)
+    team = make_team(shard, device, order.engine)
 
     def join(kv_bytes: int) -> list[int]:
         """Called when the weights are loaded. Returns the descriptors that came with the order."""

@@ -144,7 +144,7 @@ class Ranks:
         from pdserve.node.rank_team import make_team
 
         self._order_loads(folder, config)
-        team, shared = make_team(Shard(0, self._size), None), _SharedMemory()
+        team, shared = make_team(Shard(0, self._size), None, config.engine), _SharedMemory()
 
         def make_memory(num_bytes: int) -> HostMemory:
             memory = shared.make(num_bytes)
@@ -173,7 +173,7 @@ class Ranks:
         from pdserve.node.rank_team import make_team
 
         self._order_loads(folder, config)
-        team = make_team(Shard(0, self._size), device)
+        team = make_team(Shard(0, self._size), device, config.engine)
 
         def on_loaded(block_bytes: int) -> None:
             self._join(team, block_bytes)
@@ -268,8 +268,3 @@ def verify_for_ranks(config: Config) -> None:
         return
     if engine.kind != "torch":
         raise Incompatible("engine.tensor_parallel divides a model, and the fake engine has none")
-    if engine.deterministic:
-        raise Incompatible(
-            "engine.deterministic can't be kept by several ranks: sums over them depend on who shares a step",
-            tensor_parallel=engine.tensor_parallel,
-        )

@@ -5,6 +5,7 @@ A thread that is waited for longer than a test may take has died with an error, 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,9 +17,11 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.device.runner import DeviceRunner
+from pdserve.engine.parallel.gloo_team import GlooTeam
 from pdserve.engine.parallel.parallel_runner import Follower, Following, ParallelLaunches, ParallelRunner
 from pdserve.engine.parallel.parted_pool import PartedPool
 from pdserve.engine.parallel.shard import WHOLE, KvPart, Shard
+from pdserve.engine.parallel.team import Team, in_order
 from pdserve.engine.torch_runner import TorchRunner
 from pdserve.kv_memory import HostMemory
 
@@ -46,10 +49,7 @@ class ThreadTeam:
         parts = self._all(x)
         if self.shard.rank == 0:
             self._meeting.num_sums += 1
-        total = parts[0]
-        for part in parts[1:]:  # in order of rank: the same bits at each
-            total = total + part
-        return total
+        return in_order(parts)
 
     def side_by_side(self, part: Tensor) -> Tensor:
         parts = self._all(part)
@@ -99,14 +99,30 @@ class RankThreads:
             thread.shutdown()
 
 
-MakeRank = Callable[[ThreadTeam, Callable[[int], HostMemory]], TorchRunner]
+MakeRank = Callable[[Team, Callable[[int], HostMemory]], TorchRunner]
+
+
+class GlooRanks:
+    """Teams of threads that go over gloo, as processes do."""
+
+    def __init__(self, size: int, make_team: Callable[[Shard], GlooTeam]) -> None:
+        self._meeting = os.memfd_create("ranks")
+        self.teams = [make_team(Shard(rank, size)) for rank in range(size)]
+        together([partial(team.join, self._meeting) for team in self.teams])
 
 
 class ThreadRanks:
     """A `ParallelRunner` over ranks that are threads and share one pool: `runner`."""
 
-    def __init__(self, size: int, make_rank: MakeRank, *, meet_at_start: bool = False) -> None:
-        """meet_at_start: what they are made of has them wait for each other."""
+    def __init__(
+        self,
+        size: int,
+        make_rank: MakeRank,
+        *,
+        meet_at_start: bool = False,
+        teams: Sequence[Team] | None = None,
+    ) -> None:
+        """meet_at_start: what they are made of has them wait for each other; teams: if not those of threads."""
         self.meeting = Meeting(size)
         shared: list[HostMemory] = []
 
@@ -117,7 +133,8 @@ class ThreadRanks:
             return shared[0]
 
         makers = [
-            partial(make_rank, ThreadTeam(Shard(rank, size), self.meeting), memory) for rank in range(size)
+            partial(make_rank, teams[rank] if teams else ThreadTeam(Shard(rank, size), self.meeting), memory)
+            for rank in range(size)
         ]
         self.ranks = together(makers) if meet_at_start else [make() for make in makers]
         whole = self.ranks[0].whole_layout
@@ -150,11 +167,15 @@ def together(makers: Sequence[Callable[[], R]]) -> list[R]:
         return [made.result(_LIMIT_S) for made in [threads.submit(make) for make in makers]]
 
 
-def thread_ranks(folder: Path, size: int, **settings: object) -> ThreadRanks:
+def thread_ranks(
+    folder: Path, size: int, teams: Sequence[Team] | None = None, **settings: object
+) -> ThreadRanks:
     """Of float32 `TorchRunner`s; settings: as of those."""
     from tests.unit.engine_torch.driving import make_runner
 
     return ThreadRanks(
         size,
         lambda team, memory: make_runner(folder, team=team, make_memory=memory, **settings),  # type: ignore[arg-type]
+        meet_at_start=bool(settings.get("deterministic")),
+        teams=teams,
     )

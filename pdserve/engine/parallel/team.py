@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from pdserve.engine.parallel.shard import Shard
@@ -34,6 +36,14 @@ class Team(Protocol):
     def meet(self) -> None:
         """Returns when every rank has come here."""
         ...
+
+
+def in_order(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of all ranks' parts: added in order of rank, in float32, and rounded to their dtype once."""
+    total = parts[0].to(torch.float32, copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(parts[0].dtype)
 
 
 class Alone:

@@ -87,7 +87,6 @@ def test_devices_have_names(text: str) -> None:
     ("settings", "words"),
     [
         ({"engine.kind": "fake"}, "the fake engine has none"),
-        ({"engine.deterministic": True}, "sums over them depend on who shares a step"),
     ],
 )
 def test_settings_that_several_ranks_cannot_keep(settings: dict[str, Any], words: str) -> None:
