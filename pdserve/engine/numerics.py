@@ -78,6 +78,7 @@ def choose_precision(
 ) -> Precision:
     """The best arithmetic of this CPU for "auto", "bfloat16" or "float32".
 
+    dtype    "auto": bfloat16 where compiled kernels or the CPU's own instructions multiply it, else float32
     linear   "auto", or a `LinearKind` of torch's instead
     kernels  "auto": compiled ones where they are installed and this CPU and dtype have them, "native": those or none,
              "torch"
@@ -95,12 +96,12 @@ def choose_precision(
     if linear != "auto":
         _check("this kind of product is not supported", "linear", linear, torch_kinds)
     _check("these kernels are not supported", "kernels", kernels, ("auto", "native", "torch"))
+    native = _native("bfloat16" if dtype == "auto" else dtype, linear, kernels, variant)
+    if native is not None:
+        return native
     half, has_bfloat16 = LinearKind.FBGEMM_HALF.value, has_native_bfloat16()
     if dtype == "auto":
         dtype = "bfloat16" if has_bfloat16 or linear == half else "float32"
-    native = _native(dtype, linear, kernels, variant)
-    if native is not None:
-        return native
     if linear != "auto":
         wanted = [linear]
     else:

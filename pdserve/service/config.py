@@ -146,7 +146,7 @@ class EngineConfig:
         "what it computes on: cpu, cuda:N, or auto = the first GPU that torch finds, else the CPU",
         verify=_device,
     )
-    dtype: str = setting("auto", "auto = bfloat16 where the CPU has instructions for it, else float32",
+    dtype: str = setting("auto", "auto = bfloat16 where native kernels or the CPU multiply it, else float32",
                          choices=("auto", "bfloat16", "float32"))  # fmt: skip
     kv_dtype: str = setting(
         "auto",

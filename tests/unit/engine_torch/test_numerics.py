@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pdserve.engine.layers import make_linear
+from pdserve.engine.native import library
+from pdserve.engine.native.packed import PackedLinear
 from pdserve.engine.numerics import (
     LinearKind,
     Precision,
@@ -13,12 +16,29 @@ from pdserve.engine.numerics import (
     has_native_bfloat16,
 )
 from pdserve.modelstore.errors import BadModel
+from tests.support.quantised import drawn_blocks
 
 
-def test_auto_is_bfloat16_only_where_the_cpu_has_it() -> None:
-    want = "bfloat16" if has_native_bfloat16() else "float32"
-    assert choose_precision("auto").name == want
+def test_auto_is_bfloat16_where_something_multiplies_it() -> None:
+    by_torch = "bfloat16" if has_native_bfloat16() else "float32"
+    assert choose_precision("auto", kernels="torch") == choose_precision(by_torch, kernels="torch")
+    want = "bfloat16" if library.available() else by_torch
     assert choose_precision("auto") == choose_precision(want)
+
+
+@pytest.mark.skipif("avx2" not in library.available(), reason="not built, or another CPU")
+def test_a_cpu_of_avx2_keeps_weights_as_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 would dequantise those that are quantised, and take twice the memory for others."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    for kernels in ("auto", "native"):
+        precision = choose_precision("auto", kernels=kernels)
+        assert precision.kernels is not None
+        assert (precision.kernels.variant, precision.compute) == ("avx2", torch.float32)
+        matrix = drawn_blocks(8, 64, "Q8_0", torch.Generator().manual_seed(1))
+        assert isinstance(make_linear(precision, matrix), PackedLinear)
+    assert choose_precision("auto", kernels="torch").name == "float32"
 
 
 def test_bfloat16_keeps_a_bfloat16_pool_whatever_it_multiplies_with() -> None:
