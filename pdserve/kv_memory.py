@@ -126,7 +126,7 @@ class HostMemory:
     def __init__(self, num_bytes: int, memory: memoryview | None = None) -> None:
         self.num_bytes = num_bytes
         #: all of it, writable, for the engine, which calls `prepare` before it writes
-        self.bytes = (_private(num_bytes) if memory is None else memory)[:num_bytes]
+        self.bytes = (private_memory(num_bytes) if memory is None else memory)[:num_bytes]
         self._address = ctypes.addressof((ctypes.c_char * 0).from_buffer(self.bytes))
         self._prepared_bytes = 0
         self._populated_bytes = 0
@@ -174,7 +174,8 @@ class HostMemory:
         return None
 
 
-def _private(num_bytes: int) -> memoryview:
+def private_memory(num_bytes: int) -> memoryview:
+    """This process's own, zeros, on huge pages where there are any; only what is touched takes memory."""
     memory = mmap.mmap(
         -1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     )  # shared: hardly ever huge pages

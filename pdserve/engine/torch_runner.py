@@ -72,7 +72,9 @@ class TorchRunner:
         torch.set_num_threads(self._num_threads)
         folder = ModelFolder.open(model_dir, long_context=long_context, progress=progress)
         tiles = RowTiles() if deterministic else None
-        precision = replace(precision or choose_precision(dtype), tiles=tiles)
+        precision = precision or choose_precision(dtype)
+        kernels = precision.kernels.for_model() if precision.kernels else None
+        precision = replace(precision, tiles=tiles, kernels=kernels)
         with torch.inference_mode():
             self._model = folder.decoder(precision, team)
             if tiles is not None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from pdserve.engine.native.weight_memory import WeightMemory
 from pdserve.modelstore.errors import BadModel
 
 _FOLDER = Path(__file__).parent
@@ -47,11 +48,17 @@ class Kernels:
 
     activations  dtype that all kernels take and give unless they say otherwise
     functions    by name; arguments as in _SIGNATURES
+    weights      where packed ones lie: of one model, see `for_model`
     """
 
     variant: str
     activations: torch.dtype
     functions: ctypes.CDLL
+    weights: WeightMemory = field(default_factory=WeightMemory)
+
+    def for_model(self) -> Kernels:
+        """The same, with memory of its own for a model's weights."""
+        return replace(self, weights=WeightMemory())
 
 
 def supported() -> list[str]:

@@ -22,7 +22,7 @@ class NativeLinear:
         """weight [outputs, width] bfloat16, width even; bias [outputs]"""
         self._call = kernels.functions.pd_linear
         self.outputs, self.width = weight.shape
-        self._packed = pack(weight).contiguous()
+        self._packed = kernels.weights.place(pack(weight))
         self._bias = None if bias is None else bias.to(torch.float32).contiguous()
         self._activations = kernels.activations
         self.weight_at = self._packed.data_ptr()
