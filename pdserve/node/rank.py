@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,7 @@ from pdserve.memfd import RankMemory
 from pdserve.node.cpu_runner import make_cpu_runner
 from pdserve.node.device_runner import find_device, make_device_runner
 from pdserve.node.rank_channel import (
+    PULSE_S,
     JoinOrder,
     LoadFailed,
     LoadOrder,
@@ -65,9 +68,17 @@ def _serve(channel: RankChannel) -> int:
         channel.send(_failed(error))
         return EXIT_FAILED
     channel.send(joined, descriptors)
+    threading.Thread(target=_pulse, args=(channel,), name="pulse", daemon=True).start()
     log.debug("rank.joined")
     while True:
         following.step(channel.receive_bytes())
+
+
+def _pulse(channel: RankChannel) -> None:
+    never = threading.Event()
+    with suppress(OSError):  # the worker has ended, which the other thread hears of
+        while not never.wait(PULSE_S):
+            channel.pulse()
 
 
 def _load(

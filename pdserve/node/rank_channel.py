@@ -8,6 +8,7 @@ worker                                    rank
 | <------------- RankJoined | LoadFailed  |  on a device: with its own pool. On a CPU nobody can map the pool to
 |                                         |  write from here on
 | a step, a step, … --------------------> |  computes; answers nothing: what it has to say goes to the team
+| <------------------- a byte each second |  from a thread of its own: it doesn't stand still, whatever it computes
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from pdserve.service.config import EngineConfig, LogConfig
 
 _LENGTH_BYTES = 4
 _MOST_DESCRIPTORS = 2
+_MOST_PULSES = 4096
+PULSE_S = 1.0
 
 
 class LoadOrder(msgspec.Struct, frozen=True, tag=True):
@@ -75,7 +78,10 @@ FromRank = RankLoaded | LoadFailed | RankJoined
 
 
 class RankChannel:
-    """One end. One thread at a time; calls block. All raise OSError, or EOFError when the other end is closed."""
+    """One end. One thread at a time for each direction; calls block, but for `pulse` and `was_heard`.
+
+    All raise OSError, or EOFError when the other end is closed.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -104,6 +110,18 @@ class RankChannel:
     def has_something(self, limit_s: float) -> bool:
         """Whether there is something to receive within so long; the other end's being closed is something."""
         return bool(select.select([self._socket], [], [], limit_s)[0])
+
+    def pulse(self) -> None:
+        """Say that this end goes on. From now on nothing else is sent."""
+        with contextlib.suppress(BlockingIOError):  # many are unheard
+            self._socket.send(b"\0", socket.MSG_DONTWAIT)
+
+    def was_heard(self) -> bool:
+        """Whether the other end has pulsed since it was asked last."""
+        try:
+            return bool(self._socket.recv(_MOST_PULSES, socket.MSG_DONTWAIT))
+        except OSError:  # nothing came; or it is closed, which the end of the process says
+            return False
 
     @contextlib.contextmanager
     def limited(self, limit_s: float) -> Iterator[None]:

@@ -27,6 +27,7 @@ from pdserve.kv_memory import HostMemory
 from pdserve.memfd import MemfdMemory
 from pdserve.modelstore.progress import ByteProgress
 from pdserve.node.rank_channel import (
+    PULSE_S,
     FromRank,
     JoinOrder,
     LoadFailed,
@@ -47,6 +48,7 @@ A = TypeVar("A", RankLoaded, RankJoined)
 LOADS_S = 600.0
 _JOINS_S = 60.0
 _ENDS_S = 10.0
+_MOST_SILENT = 8  # ticks: a rank that is merely slow is heard of sooner
 _answers: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 
 
@@ -65,6 +67,7 @@ class _Rank:
         self.number = number
         self.channel = RankChannel(ours)
         self.pidfd = os.pidfd_open(self.process.pid)
+        self.num_silent = 0  # ticks without a pulse
 
     def answer(self, kind: type[A], limit_s: float) -> A:
         """The next one, which should be of this kind. Raises what it says instead, or WorkerLost."""
@@ -100,6 +103,7 @@ class Ranks:
         self._worker = worker
         self._ranks = [_Rank(number) for number in range(1, size)]
         self._watched = False
+        self._tick: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -108,6 +112,8 @@ class Ranks:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         """End them: a rank that waits for its next step ends by itself, and whatever else one does is over."""
+        if self._tick is not None:
+            self._tick.cancel()
         for rank in self._ranks:
             if self._watched:
                 asyncio.get_running_loop().remove_reader(rank.pidfd)
@@ -121,10 +127,22 @@ class Ranks:
         return [rank.process.pid for rank in self._ranks]
 
     def watch(self, on_end: Callable[[str], None]) -> None:
-        """Have on_end told, with what is to be said of it, when one ends."""
+        """Have on_end told, with what is to be said of it, when one ends, or stands still.
+
+        Time is counted in ticks of the loop: if this process stood still itself, pulses wait for it to hear them.
+        """
         self._watched = True
         for rank in self._ranks:
             asyncio.get_running_loop().add_reader(rank.pidfd, self._ended, rank, on_end)
+        self._listen(on_end)
+
+    def _listen(self, on_end: Callable[[str], None]) -> None:
+        for rank in self._ranks:
+            rank.num_silent = 0 if rank.channel.was_heard() else rank.num_silent + 1
+            if rank.num_silent == _MOST_SILENT:
+                log.error("rank.stands_still", rank=rank.number, silent_s=rank.num_silent * PULSE_S)
+                on_end(f"rank {rank.number} stands still")
+        self._tick = asyncio.get_running_loop().call_later(PULSE_S, self._listen, on_end)
 
     def _ended(self, rank: _Rank, on_end: Callable[[str], None]) -> None:
         asyncio.get_running_loop().remove_reader(rank.pidfd)

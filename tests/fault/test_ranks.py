@@ -202,6 +202,25 @@ def test_what_cannot_be_divided_is_one_line(folder: Path) -> None:
     assert "the query heads can't be divided among so many ranks" in last and "num_heads=8" in last
 
 
+async def test_a_rank_that_stands_still_is_found_in_a_step_of_a_new_shape(
+    tmp_path: Path, folder: Path
+) -> None:
+    """Of which nobody knows how long it takes: the watchdog waits, and sums over the ranks do for a minute."""
+    with Singles(tmp_path) as cluster:
+        router = cluster.router("r0", "--model", str(folder))
+        worker = cluster.worker("both", "b0", "--model", str(folder), "--tensor-parallel", "2")
+        cluster.start()
+        await asyncio.gather(*(single.ready() for single in cluster.all.values()))
+        (stopped,) = rank_pids(worker)
+        os.kill(stopped, signal.SIGSTOP)
+        async with AsyncClient(router.address) as client:
+            asked = asyncio.create_task(ask(client, PROMPTS[0], PARAMS[0], 5))
+            assert await asyncio.to_thread(worker.wait) == EXIT_UNSOUND, worker.log_tail()
+            asked.cancel()
+        assert "rank 1 stands still" in worker.log.read_text()
+        await wait_gone(stopped)
+
+
 async def test_ranks_end_with_their_worker(tmp_path: Path, folder: Path) -> None:
     with Singles(tmp_path) as cluster:
         cluster.router("r0", "--model", str(folder))
