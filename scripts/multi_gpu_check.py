@@ -1,4 +1,4 @@
-"""Links between two GPUs of a host, P on one and D on the other: `python scripts/multi_gpu_check.py --json gpus.json`.
+"""A model divided between two GPUs, and links between them: `python scripts/multi_gpu_check.py --json gpus.json`.
 
 As scripts/gpu_check.py, which comes first.
 """
@@ -15,6 +15,7 @@ from scripts.gpu.plan import CheckStep, main
 _APART = ("--gpus", "0,1")
 STEPS = (
     CheckStep("environment", ("environment", *_APART), 30.0),
+    CheckStep("ranks", ("ranks", *_APART), 90.0),
     CheckStep("cuda_ipc", ("links", "--kind", "cuda_ipc", *_APART), 60.0),
     CheckStep("cuda_ipc_back", ("links", "--kind", "cuda_ipc", "--gpus", "1,0"), 60.0),
     CheckStep("nccl", ("links", "--kind", "nccl", *_APART), 90.0),

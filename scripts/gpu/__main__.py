@@ -1,4 +1,4 @@
-"""One step in this process: `python -m scripts.gpu environment|kernels|engine|speed|links|cluster …`."""
+"""One step in this process: `python -m scripts.gpu environment|kernels|engine|speed|links|cluster|ranks …`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from scripts.gpu.place import GpuPlace
 def main(arguments: Sequence[str]) -> int:
     """Writes what was found; raises where something isn't as it must be."""
     parser = argparse.ArgumentParser("scripts.gpu", description=__doc__)
-    parser.add_argument("step", choices=("environment", "kernels", "engine", "speed", "links", "cluster"))
+    parser.add_argument(
+        "step", choices=("environment", "kernels", "engine", "speed", "links", "cluster", "ranks")
+    )
     parser.add_argument(
         "--kind", choices=("cuda_ipc", "nccl", "stream"), default="cuda_ipc", help="of links and cluster"
     )
@@ -47,6 +49,10 @@ def main(arguments: Sequence[str]) -> int:
             from scripts.gpu.links import check_links
 
             found = check_links(place, options.kind, options.on_cpu)
+        case "ranks":
+            from scripts.gpu.ranks import check_ranks
+
+            found = check_ranks(place)
         case _:
             from scripts.gpu.cluster import check_cluster
 
