@@ -85,14 +85,14 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One call: who asks, its headers and body, and where the answer goes. names: see `reply_to`."""
+    """One call: who asks, its headers and body, where the answer goes. names: see `reply_to`; the body adds its own."""
 
     visit: Visit
     scope: Scope
     headers: Headers
     receive: Receive
     client: Connection
-    names: Mapping[str, str]
+    names: dict[str, str]
 
 
 _Handle = Callable[[Door, Exchange], Awaitable[None]]
@@ -109,24 +109,24 @@ class Endpoint:
         self._names: Mapping[str, str] = _NAMES.get(path, {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Connection(receive, send)
+        client, names = Connection(receive, send), dict(self._names)
         status = "gone"
         try:
             with (
                 self._door.open.counted(client),
                 self._door.backend.visit(call_of(scope, self._purpose)) as visit,
             ):
-                call = Exchange(visit, scope, Headers(scope=scope), receive, client, self._names)
+                call = Exchange(visit, scope, Headers(scope=scope), receive, client, names)
                 await self._handle(self._door, call)
             status = str(client.status)
         except ClientGone:
             self._door.metrics.disconnects.labels(endpoint=self._path).inc()
         except Exception as error:  # the outermost frame of a request
-            status = await self._refuse(error, client)
+            status = await self._refuse(error, client, names)
         finally:
             self._door.metrics.requests.labels(endpoint=self._path, status=status).inc()
 
-    async def _refuse(self, error: Exception, client: Connection) -> str:
+    async def _refuse(self, error: Exception, client: Connection, names: Mapping[str, str]) -> str:
         found: BaseException = primary(error) if isinstance(error, ExceptionGroup) else error
         if not isinstance(found, PdserveError):
             name = draw_text_id(self._door.random, "error")
@@ -136,7 +136,7 @@ class Endpoint:
             log.error("http.failed", path=self._path, error=type(found).__name__, details=str(found))
         if client.status:
             raise error  # in the middle of an answer: the server closes the connection
-        reply = reply_to(found, self._names)
+        reply = reply_to(found, names)
         await client.answer(reply.status, reply.body, {**reply.headers, **_CLOSE})
         return str(reply.status)
 
@@ -169,6 +169,7 @@ def _generate(
         styles = await _styles(door, call, len(raw)) if takes_apart else Styles()
 
         def make(body: TextFields) -> tuple[HttpAnswer, str]:
+            call.names.update(body.names())
             request_id = body.request_id or drawn
             occasion = Occasion(request_id=request_id, created_s=now_s, random=door.random, styles=styles)
             return answer_of(body, occasion), request_id

@@ -80,6 +80,9 @@ class ChatFields(TextFields, kw_only=True):
     documents: msgspec.Raw = NOT_GIVEN
     best_of: msgspec.Raw = NOT_GIVEN
 
+    def names(self) -> dict[str, str]:
+        return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+
 
 @dataclass(slots=True)
 class _Choice:

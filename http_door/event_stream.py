@@ -40,8 +40,10 @@ class EventStream:
         finally:
             commenting.cancel()
             await asyncio.wait((commenting,))
-        if not commenting.cancelled():
-            commenting.result()
+            # Asked for in any case: what nobody asks for goes to the log when the task is collected.
+            lost = None if commenting.cancelled() else commenting.exception()
+        if lost is not None:
+            raise lost
 
     async def begin(self) -> None:
         """Status and headers, unless they have been sent."""

@@ -163,6 +163,10 @@ class TextFields(msgspec.Struct, kw_only=True):
         options = self.stream_options
         return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
+    def names(self) -> dict[str, str]:
+        """What this body calls fields that errors name otherwise."""
+        return {}
+
     def request(
         self,
         source: Input,

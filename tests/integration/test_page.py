@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ import pytest
 from http_door.page.serving import shows_page
 from pdserve.block_messages import BlockCounts
 from pdserve.errors import Unauthenticated
+from pdserve.figures import RouterFigures, Spread
 from pdserve.request import Event, GenerateRequest, Timings
 from pdserve.service.config import load
 from pdserve.status import (
@@ -101,6 +103,29 @@ async def test_the_page_shows_the_cluster_and_a_worker_that_is_gone(tmp_path: Pa
         await page.until(f"{TEXT}.includes('No answer since')")
         backend.look = lambda: STATUS
         await page.until(f"{TEXT}.includes('3 workers') && !{TEXT}.includes('gone for')")
+
+
+@needs_browser
+async def test_the_page_shows_the_times_of_what_happened_meanwhile(tmp_path: Path) -> None:
+    """Percentiles between two looks: of 100 values in one bucket the median lies in its middle."""
+
+    def figures(num: int, at_s: float) -> RouterFigures:
+        return RouterFigures(
+            at_s=at_s,
+            num_completion_tokens=num,
+            ttft=Spread((0.1, 0.2), (0, num, 0)),
+            gap=Spread((0.02, 0.04), (0, num, 0)),
+            queued=Spread((0.001, 0.003), (0, num, 0)),
+        )
+
+    looks = itertools.count(1)
+    backend = ScriptedBackend(
+        look=lambda: replace(STATUS, figures=figures(100 * (at := next(looks)), float(at)))
+    )
+    async with opened(backend) as door, browsing(f"http://{door.address}/", tmp_path) as page:
+        for what, median in (("first token", "150"), ("gap between tokens", "30.0"), ("queue", "2.0")):
+            await page.until(f"/{what}\\s+{median}\\s/.test({TEXT})")
+        await page.until(f"/tokens\\/s\\s+100\\.0/.test({TEXT})")
 
 
 @needs_browser

@@ -132,6 +132,11 @@ async def test_a_bad_field_is_named(body: dict[str, Any], param: str) -> None:
         ({"messages": [{"role": "user", "content": "x"}], "functions": []}, "functions"),
         ({"messages": [{"role": "user", "content": "x"}], "modalities": ["audio"]}, "modalities"),
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "x"}], "max_tokens": -1}, "max_tokens"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": -1},
+            "max_completion_tokens",
+        ),
         ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo"),
         ({"messages": [{"role": "user", "content": "x"}], "best_of": 2}, "best_of"),
         (
