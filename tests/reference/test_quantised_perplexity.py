@@ -73,6 +73,7 @@ def rounded_to_nearest(smollm2: Path, folder: Path, form: Format) -> Path:
     return folder
 
 
+@pytest.mark.skipif(not library.available(), reason="no compiled kernels here")
 @pytest.mark.parametrize("name", FOLDERS)
 def test_perplexity_of_quantised_folders(smollm2: Path, name: str, tmp_path: Path) -> None:
     ids = Tokenizer.load(smollm2).encode(STORY.read_text(encoding="utf-8"))[:NUM_TOKENS]

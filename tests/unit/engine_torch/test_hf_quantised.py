@@ -83,6 +83,7 @@ def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path) ->
     want = logits(plain, "float32", "torch")
     assert torch.equal(logits(folder, "float32", "torch"), want)
     assert torch.equal(logits(folder, "bfloat16", "torch"), logits(plain, "bfloat16", "torch"))
-    if library.why_none() is None:
-        got = logits(folder, "bfloat16", "native")
-        assert (got - want).abs().max() <= 0.05 * want.abs().max()
+    if library.why_none():
+        pytest.skip(f"all but compiled kernels, which {library.why_none()}")
+    got = logits(folder, "bfloat16", "native")
+    assert (got - want).abs().max() <= 0.05 * want.abs().max()
