@@ -67,6 +67,7 @@ SINGLY = {
     "tracing.crashed",  # its thread ends with it
     "tracing.not_taken",  # once a minute
     "transport.double",  # once, at the start of a worker that tries what needs a GPU
+    "weights.decoded",  # once for each kind and reason, while a model loads
 }
 ROOMS = ("router", "prefill_worker", "decode_worker", "kv_transfer", "http_door", "pdserve")
 
