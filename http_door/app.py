@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from http_door.answer import HttpAnswer, Json, Occasion
 from http_door.body import ClientGone, check_announced, read_all
@@ -232,7 +231,7 @@ async def _model_card(door: Door, call: Exchange) -> Json:
     return await model_card(call.visit, call.scope["path_params"]["name"], door.begun_s)
 
 
-def make_app(door: Door) -> Starlette:
+def make_app(door: Door) -> ASGIApp:
     """All paths."""
 
     def route(path: str, purpose: Purpose, method: str, handle: _Handle) -> Route:
@@ -270,12 +269,21 @@ def make_app(door: Door) -> Starlette:
         Route("/metrics", metrics),
         *page_routes(is_shown=door.shows_page),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _unknown})
+    router = Router(routes)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        """Starlette's own application puts two functions around `send`, which each token would go through."""
+        scope["app"] = app  # so that the router raises what it doesn't know
+        try:
+            await router(scope, receive, send)
+        except HTTPException as error:
+            await _unknown(str(scope["path"]), error)(scope, receive, send)
+
+    return app
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
+def _unknown(path: str, error: HTTPException) -> Response:
     """404 and 405, in OpenAI's form."""
-    assert isinstance(error, HTTPException)
-    found = reply_to(HttpRefusal(error.status_code, error.detail, path=request.url.path[:200]))
+    found = reply_to(HttpRefusal(error.status_code, error.detail, path=path[:200]))
     headers = {**found.headers, **(error.headers or {})}
     return Response(found.body, found.status, headers, "application/json")

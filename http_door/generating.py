@@ -57,7 +57,8 @@ async def give_stream(
                 _events(answer.requests, visit) as events,
             ):
                 async for place, event in events:
-                    spelled = await _spelled(visit, answer.ids_to_spell(event))
+                    wanted = answer.ids_to_spell(event)
+                    spelled = await _spelled(visit, wanted) if wanted else {}
                     if content := b"".join([_line(part) for part in answer.take(place, event, spelled)]):
                         await stream.write(content)
                     else:

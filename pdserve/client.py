@@ -197,11 +197,13 @@ class AsyncClient:
             raise DeadlineExceeded("the deadline has passed", target=target)
         message = request.to_proto()
         if self._shared is not None:
-            shared = self._shared.stream(target, message, self._metadata, timeout_s)
             with contextlib.suppress(AskApart):
-                async with aclosing(shared) as events:
-                    async for event in events:
+                stream = self._shared.begin(target, message, self._metadata, timeout_s)
+                try:
+                    async for event in stream:
                         yield event
+                finally:
+                    stream.close()
                 return
         call = self._stub(target).Generate(message, timeout=timeout_s, metadata=self._metadata)
         try:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from copy import copy
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
 import structlog
@@ -45,12 +45,13 @@ class MultiplexedCalls:
         self._calls: dict[tuple[str, Metadata], _SharedCall] = {}
         self._apart: dict[str, float] = {}  # by router: until when it is asked call by call
 
-    async def stream(
+    def begin(
         self, target: str, request: pb.GenerateRequest, metadata: Metadata, timeout_s: float | None
-    ) -> AsyncGenerator[Event, None]:
-        """Events of one request. Raises what a call of its own would, and AskApart before the first event."""
-        loop = asyncio.get_running_loop()
-        if request.ByteSize() > _MOST_BYTES or self._apart.get(target, 0.0) > loop.time():
+    ) -> SharedStream:
+        """Ask for one more. Iterating raises what a call of its own would, and AskApart before the first event, as
+        this does. To be closed."""
+        now_s = asyncio.get_running_loop().time()
+        if request.ByteSize() > _MOST_BYTES or self._apart.get(target, 0.0) > now_s:
             raise AskApart
         own = tuple(pair for pair in metadata if pair[0] not in _TRACE)
         call = self._calls.get((target, own))
@@ -58,19 +59,7 @@ class MultiplexedCalls:
             call = _SharedCall(InferenceStub(self._channel(target)), own, target)
             self._calls[target, own] = call
             call.on_over = lambda: self._forget(target, own, call)
-        traceparent = dict(metadata).get("traceparent", "")
-        stream = call.begin(request, traceparent, timeout_s)
-        timer = None
-        if timeout_s is not None:
-            late = DeadlineExceeded("the deadline has passed", target=target)
-            timer = loop.call_later(timeout_s, stream.fail, late)
-        try:
-            async for event in stream.events():
-                yield event
-        finally:
-            if timer is not None:
-                timer.cancel()
-            call.leave(stream)
+        return call.begin(request, dict(metadata).get("traceparent", ""), timeout_s)
 
     def _forget(self, target: str, own: Metadata, call: _SharedCall) -> None:
         if self._calls.get((target, own)) is call:
@@ -86,18 +75,51 @@ class MultiplexedCalls:
             await call.close()
 
 
-class _Stream:
-    """One request of a call: what has come and isn't read yet. At most as much as the router has room for."""
+class SharedStream:
+    """Events of one request of a call, for one reader. What isn't read yet is at most what the router has room for."""
 
-    def __init__(self, number: int, on_read: Callable[[int, int], None]) -> None:
+    def __init__(self, number: int, call: _SharedCall) -> None:
         self.number = number
         self.is_over = False
-        self._on_read = on_read
+        self._call = call
+        self._num_read = 0
         self._responses: deque[pb.GenerateResponse] = deque()
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            while self._responses:
+                event = event_from_proto(self._responses.popleft())
+                self._num_read += 1
+                if self._num_read >= _TELL_AFTER and not self.is_over:
+                    self._call.tell_read(self.number, self._num_read)
+                    self._num_read = 0
+                if event is not None:
+                    return event
+            if self.is_over:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def close(self) -> None:
+        """Nobody reads any longer; idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._call.leave(self)
+
+    def limit(self, timeout_s: float, late: PdserveError) -> None:
+        """Fail so after so many seconds, whatever has come."""
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, late)
 
     def put(self, response: pb.GenerateResponse) -> None:
+        """One more has come."""
         self._responses.append(response)
         self._wake()
 
@@ -107,29 +129,10 @@ class _Stream:
             self.is_over, self._error = True, error
             self._wake()
 
-    def fail(self, error: Exception) -> None:
-        """Now, whatever has come."""
+    def _expire(self, late: PdserveError) -> None:
         if not self.is_over:
             self._responses.clear()
-            self.end(error)
-
-    async def events(self) -> AsyncGenerator[Event, None]:
-        num_read = 0
-        while True:
-            while self._responses:
-                event = event_from_proto(self._responses.popleft())
-                num_read += 1
-                if num_read >= _TELL_AFTER and not self.is_over:
-                    self._on_read(self.number, num_read)
-                    num_read = 0
-                if event is not None:
-                    yield event
-            if self.is_over:
-                if self._error is not None:
-                    raise self._error
-                return
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self.end(late)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -142,11 +145,11 @@ class _SharedCall:
     def __init__(self, stub: Any, metadata: Metadata, target: str) -> None:
         self._target = target
         self._call = stub.GenerateMany(metadata=metadata)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, SharedStream] = {}
         self._last = 0
         self._out: list[pb.OneRequest] = []
         self._work = asyncio.Event()
-        self._has_heard = False
+        self._has_heard = self._asks_apart = False
         self._idle: asyncio.TimerHandle | None = None
         self.is_over = False
         self.refused: PdserveError | None = None
@@ -154,11 +157,14 @@ class _SharedCall:
         loop = asyncio.get_running_loop()
         self._tasks = (loop.create_task(self._read()), loop.create_task(self._write()))
 
-    def begin(self, request: pb.GenerateRequest, traceparent: str, timeout_s: float | None) -> _Stream:
+    def begin(self, request: pb.GenerateRequest, traceparent: str, timeout_s: float | None) -> SharedStream:
         """Ask for one more."""
         self._last += 1
-        stream = self._streams[self._last] = _Stream(self._last, self._tell_read)
-        timeout_ms = 0 if timeout_s is None else max(1, round(timeout_s * 1000))
+        stream = self._streams[self._last] = SharedStream(self._last, self)
+        timeout_ms = 0
+        if timeout_s is not None:
+            timeout_ms = max(1, round(timeout_s * 1000))
+            stream.limit(timeout_s, DeadlineExceeded("the deadline has passed", target=self._target))
         self._send(
             pb.OneRequest(stream=self._last, begin=request, traceparent=traceparent, timeout_ms=timeout_ms)
         )
@@ -167,7 +173,7 @@ class _SharedCall:
             self._idle = None
         return stream
 
-    def leave(self, stream: _Stream) -> None:
+    def leave(self, stream: SharedStream) -> None:
         """Nobody reads it any longer."""
         if self._streams.pop(stream.number, None) is not None and not self.is_over:
             self._send(pb.OneRequest(stream=stream.number, cancel=True))
@@ -181,7 +187,8 @@ class _SharedCall:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _tell_read(self, number: int, num_responses: int) -> None:
+    def tell_read(self, number: int, num_responses: int) -> None:
+        """There is room for so many more."""
         self._send(pb.OneRequest(stream=number, taken=num_responses))
 
     def _send(self, item: pb.OneRequest) -> None:
@@ -219,8 +226,12 @@ class _SharedCall:
             self._over(ServerLost("the router ended the call", target=self._target))
         except grpc.aio.AioRpcError as broken:
             error = error_of(broken, self._target)
-            if isinstance(error, (Incompatible, Overloaded)) and not self._has_heard:
+            if not self._has_heard and isinstance(error, (Incompatible, Overloaded)):
                 self.refused = error
+            # A write that meets the end of its call makes gRPC forget what the router said: a call of its own tells.
+            self._asks_apart = not self._has_heard and (
+                self.refused is not None or isinstance(error, ServerLost)
+            )
             self._over(error)
 
     def _take(self, item: pb.OneResponse) -> None:
@@ -242,6 +253,6 @@ class _SharedCall:
             self._idle.cancel()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.end(AskApart() if self.refused is not None else copy(error))
+            stream.end(AskApart() if self._asks_apart else copy(error))
         self._work.set()
         self.on_over()
