@@ -222,14 +222,11 @@ class Supervisor:
         started_s = self._clock.now_s()
         while (lacks := await why_not_ready(slot.spec.metrics)) is not None:
             slot.lacks = lacks
-            if slot.spec.has_weights and not self.announced.is_set():
-                before, slot.loaded = slot.loaded, await fetch_loaded(slot.spec.metrics) or slot.loaded
-                if slot.loaded != before:
-                    self._moved_s = self._clock.now_s()
-                self._screen.loading([each.loaded for each in self._slots if each.spec.has_weights])
+            await self._look_at_load(slot)
             await self.pause(_PROBE_S)
             if self.stopping.is_set():
                 return
+        await self._look_at_load(slot)  # it may have loaded all between two looks
         assert slot.child is not None
         slot.ready_since_s = self._clock.now_s()
         if self.announced.is_set():
@@ -243,6 +240,13 @@ class Supervisor:
         self._screen.tell(f"{slot.spec.id} is ready, in {slot.ready_since_s - started_s:.1f} s")
         if all(each.ready_since_s is not None for each in self._slots):
             self._screen.loading(())
+
+    async def _look_at_load(self, slot: _Slot) -> None:
+        if slot.spec.has_weights and not self.announced.is_set():
+            before, slot.loaded = slot.loaded, await fetch_loaded(slot.spec.metrics) or slot.loaded
+            if slot.loaded != before:
+                self._moved_s = self._clock.now_s()
+            self._screen.loading([each.loaded for each in self._slots if each.spec.has_weights])
 
     async def pause(self, delay_s: float) -> None:
         """Wait so long, or until everything stops."""
