@@ -38,10 +38,14 @@ class AskApart(Exception):
 
 
 class MultiplexedCalls:
-    """Those of one client, one for each router and key. One event loop."""
+    """Those of one client, one for each router and key. One event loop.
 
-    def __init__(self, channel: Callable[[str], grpc.aio.Channel]) -> None:
+    idle_s  how long a call is kept without requests
+    """
+
+    def __init__(self, channel: Callable[[str], grpc.aio.Channel], idle_s: float = IDLE_S) -> None:
         self._channel = channel
+        self._idle_s = idle_s
         self._calls: dict[tuple[str, Metadata], _SharedCall] = {}
         self._apart: dict[str, float] = {}  # by router: until when it is asked call by call
 
@@ -56,7 +60,7 @@ class MultiplexedCalls:
         own = tuple(pair for pair in metadata if pair[0] not in _TRACE)
         call = self._calls.get((target, own))
         if call is None or call.is_over:
-            call = _SharedCall(InferenceStub(self._channel(target)), own, target)
+            call = _SharedCall(InferenceStub(self._channel(target)), own, target, self._idle_s)
             self._calls[target, own] = call
             call.on_over = lambda: self._forget(target, own, call)
         return call.begin(request, dict(metadata).get("traceparent", ""), timeout_s)
@@ -142,8 +146,9 @@ class SharedStream:
 class _SharedCall:
     """on_over is called once, when no request can be begun any longer; `refused` says why if the router takes none."""
 
-    def __init__(self, stub: Any, metadata: Metadata, target: str) -> None:
+    def __init__(self, stub: Any, metadata: Metadata, target: str, idle_s: float) -> None:
         self._target = target
+        self._idle_s = idle_s
         self._call = stub.GenerateMany(metadata=metadata)
         self._streams: dict[int, SharedStream] = {}
         self._last = 0
@@ -198,7 +203,7 @@ class _SharedCall:
     def _rest(self) -> None:
         """Without requests, end after a while."""
         if not self._streams and self._idle is None:
-            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
+            self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)
 
     def _end_idle(self) -> None:
         self._over(ServerLost("the call was ended", target=self._target))  # it has no streams

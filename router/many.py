@@ -38,7 +38,7 @@ from router.validation import read_message
 
 ROOM = 32
 """Responses of a request that may be under way at first; so many more as its client says it has read."""
-IDLE_S = 60.0  # after so long without a request a call ends
+IDLE_S = 60.0  # longer than a client of ours keeps one
 MOST_ITEMS, MOST_STREAMS = 256, 4_096  # of a message, and of a call at a time: what holds up the loop
 _MESSAGE_BYTES = 256 * 1024  # a message is sent when it has so many, and perhaps one response more
 
@@ -48,14 +48,16 @@ log = structlog.get_logger()
 class ManyCalls:
     """All such calls of a router. Event-loop thread only.
 
-    most  at a time: any more are refused, and their clients ask call by call
+    most    at a time: any more are refused, and their clients ask call by call
+    idle_s  after so long without a request a call ends
     """
 
-    def __init__(self, app: RouterApp, gate: Gate, clock: Clock, most: int) -> None:
+    def __init__(self, app: RouterApp, gate: Gate, clock: Clock, most: int, idle_s: float = IDLE_S) -> None:
         self._app = app
         self._gate = gate
         self._clock = clock
         self._most = most
+        self._idle_s = idle_s
         self._calls: set[_ManyCall] = set()
 
     async def serve(self, requests: AsyncIterator[pb.ManyRequests], context: Any) -> None:
@@ -63,7 +65,7 @@ class ManyCalls:
         InvalidRequest for what breaks a rule of the call."""
         if len(self._calls) >= self._most:
             raise Overloaded("too many calls with many requests", limit=self._most)
-        call = _ManyCall(self._app, self._gate, self._clock, context)
+        call = _ManyCall(self._app, self._gate, self._clock, context, self._idle_s)
         self._calls.add(call)
         self._app.metrics.shared_calls.set(len(self._calls))
         try:
@@ -116,7 +118,8 @@ class _Stream:
 
 
 class _ManyCall:
-    def __init__(self, app: RouterApp, gate: Gate, clock: Clock, context: Any) -> None:
+    def __init__(self, app: RouterApp, gate: Gate, clock: Clock, context: Any, idle_s: float) -> None:
+        self._idle_s = idle_s
         self._app = app
         self._gate = gate
         self._context = context
@@ -134,7 +137,7 @@ class _ManyCall:
         self._work.set()
 
     async def run(self, requests: AsyncIterator[pb.ManyRequests]) -> None:
-        self._idle.restart(IDLE_S)
+        self._idle.restart(self._idle_s)
         try:
             async with asyncio.TaskGroup() as tasks:
                 reader = tasks.create_task(self._read(requests, tasks))
@@ -259,4 +262,4 @@ class _ManyCall:
         del self._streams[stream.number]
         stream.ended.set()
         if not self._streams:
-            self._idle.restart(IDLE_S)
+            self._idle.restart(self._idle_s)

@@ -18,7 +18,7 @@ from router.app import RouterApp
 from router.caller_interceptor import CallerInterceptor, asker_of_call
 from router.door import InferenceServicer
 from router.gate import GENERATE_MANY, Gate
-from router.many import ManyCalls
+from router.many import IDLE_S, ManyCalls
 from router.work import InlineWork
 from tests.support.waiting import until
 from tests.unit.router.scripted import config
@@ -27,7 +27,7 @@ MAX_MANY = 2
 
 
 @asynccontextmanager
-async def door(num_places: int) -> AsyncIterator[tuple[RouterApp, Any]]:
+async def door(num_places: int, idle_s: float = IDLE_S) -> AsyncIterator[tuple[RouterApp, Any]]:
     """Every request waits in it, in one of the places."""
     clock, source = SystemClock(), random.Random(1)
     asked = config({"max_queued_requests": num_places})
@@ -38,7 +38,7 @@ async def door(num_places: int) -> AsyncIterator[tuple[RouterApp, Any]]:
         gates = (CallerInterceptor(app.callers, app.metrics), gate, reader)
         server = make_server(keepalive_s=1.0, max_message_bytes=1 << 20, random=source, gates=gates)
         inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceServicer(app, gate, ManyCalls(app, gate, clock, MAX_MANY)), server
+            InferenceServicer(app, gate, ManyCalls(app, gate, clock, MAX_MANY, idle_s)), server
         )
         address = bind(server, "127.0.0.1:0")
         await server.start()

@@ -11,12 +11,14 @@ import grpc.aio
 import pytest
 
 from pdserve.clock import SystemClock
-from pdserve.errors import Overloaded
+from pdserve.errors import InvalidRequest, Overloaded
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
-from pdserve.service.rpc_errors import ERROR_KEY
+from pdserve.service.rpc_errors import ERROR_KEY, ServerLost
+from pdserve.shared_calls import AskApart, MultiplexedCalls
 from router.gate import GENERATE_MANY, Gate
 from router.many import MOST_ITEMS, MOST_STREAMS, ManyCalls
+from tests.support.waiting import until
 from tests.unit.router.open_door import MAX_MANY, door, ended, places
 
 GOOD = pb.GenerateRequest(text="hello")
@@ -174,3 +176,47 @@ async def test_more_such_calls_than_the_router_takes_are_refused() -> None:
         await places(app, 1)
         again.cancel()
         await places(app, 0)
+
+
+async def test_a_call_without_requests_ends_by_itself_and_one_that_waits_does_not() -> None:
+    async with door(num_places=2, idle_s=0.01) as (app, channel):
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        waiting = await said(stub.GenerateMany(), begin(1))
+        await places(app, 1)
+        assert await stub.GenerateMany().code() is grpc.StatusCode.OK
+        ended_again = await said(stub.GenerateMany(), begin(1, BAD))
+        await next_end(ended_again)
+        assert await ended_again.code() is grpc.StatusCode.OK
+        assert app.metrics.registry.get_sample_value("pdserve_shared_calls") == 1
+        waiting.cancel()
+        await places(app, 0)
+
+
+async def test_a_client_ends_its_call_when_it_has_no_requests_and_begins_another_for_the_next() -> None:
+    async with door(num_places=2) as (app, channel):
+        calls = MultiplexedCalls(lambda target: channel, idle_s=0.01)
+
+        async def is_ended() -> bool:
+            return app.metrics.registry.get_sample_value("pdserve_shared_calls") == 0
+
+        for _ in range(2):
+            stream = calls.begin("here", BAD, (), None)
+            with pytest.raises(InvalidRequest, match="temperature"):
+                await anext(stream)
+            stream.close()
+            await until("the call has ended", is_ended)
+        waiting = calls.begin("here", GOOD, (), None)
+        await places(app, 1)
+        await calls.close()
+        with pytest.raises(ServerLost, match="the client was closed"):
+            await anext(waiting)
+        await places(app, 0)
+        await calls.close()
+
+
+async def test_a_large_request_has_a_call_of_its_own() -> None:
+    async with door(num_places=2) as (_, channel):
+        calls = MultiplexedCalls(lambda target: channel)
+        with pytest.raises(AskApart):
+            calls.begin("here", pb.GenerateRequest(text="x" * (1 << 20)), (), None)
+        await calls.close()
