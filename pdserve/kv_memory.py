@@ -83,20 +83,14 @@ class DeviceMemory(KvMemory, Protocol):
         ...
 
 
-class AddressedMemory:
-    """Implements `DeviceMemory` by where it begins: the host can't see it, and it has no checksums."""
+class UnseenMemory:
+    """What `KvMemory` is where the host can't see it: copied by whoever knows it, without checksums."""
 
     checksums: tuple[str, ...] = ()
 
-    def __init__(self, address: int, num_bytes: int, device: str) -> None:
+    def __init__(self, num_bytes: int, device: str) -> None:
         self.num_bytes = num_bytes
         self.device = device
-        self._address = address
-
-    def device_address(self, span: ByteSpan) -> int:
-        if not 0 <= span.start <= span.end <= self.num_bytes:
-            raise InvariantViolated("a span outside of the pool", span=span, num_bytes=self.num_bytes)
-        return self._address + span.start
 
     def view(self, span: ByteSpan) -> memoryview:
         raise InvariantViolated("the host can't see the memory of a device", span=span, device=self.device)
@@ -112,6 +106,19 @@ class AddressedMemory:
 
     def export(self, transport: str) -> int | None:
         return None
+
+
+class AddressedMemory(UnseenMemory):
+    """Implements `DeviceMemory` by where it begins."""
+
+    def __init__(self, address: int, num_bytes: int, device: str) -> None:
+        super().__init__(num_bytes, device)
+        self._address = address
+
+    def device_address(self, span: ByteSpan) -> int:
+        if not 0 <= span.start <= span.end <= self.num_bytes:
+            raise InvariantViolated("a span outside of the pool", span=span, num_bytes=self.num_bytes)
+        return self._address + span.start
 
 
 class HostMemory:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pdserve.engine.layout import KvLayout
 from pdserve.engine.parallel.shard import KvPart
 from pdserve.errors import InvariantViolated
-from pdserve.kv_memory import ByteSpan, KvMemory
+from pdserve.kv_memory import ByteSpan, KvMemory, UnseenMemory
 
 
 class PartSpan(NamedTuple):
@@ -32,16 +32,13 @@ class PartSpan(NamedTuple):
     part: int
 
 
-class PartedPool:
+class PartedPool(UnseenMemory):
     """Implements `KvMemory`: nothing sees it whole, its bytes are copied part by part (`pieces`)."""
-
-    device = "ranks"
-    checksums: tuple[str, ...] = ()
 
     def __init__(self, pools: Sequence[KvMemory], parts: Sequence[KvPart], whole: KvLayout) -> None:
         """pools, parts: of all ranks, in order. Raises InvariantViolated if they aren't what the whole consists of."""
+        super().__init__(whole.pool_bytes, "ranks")
         self.pools = pools
-        self.num_bytes = whole.pool_bytes
         self._parts = parts[0].parts
         self._part_bytes = whole.block_bytes // self._parts
         #: by part, the ranks that have it
@@ -64,18 +61,3 @@ class PartedPool:
             length = min(self._part_bytes - inside, span.end - at)
             yield PartSpan(at - start, ByteSpan(block * self._part_bytes + inside, length), part)
             at += length
-
-    def view(self, span: ByteSpan) -> memoryview:
-        raise InvariantViolated("the host can't see the memory of devices", span=span)
-
-    def address(self, span: ByteSpan) -> int:
-        raise InvariantViolated("the host can't see the memory of devices", span=span)
-
-    def checksum(self, kind: str, span: ByteSpan) -> int:
-        raise InvariantViolated("a checksum that this memory doesn't offer", kind=kind)
-
-    def populate(self, end: int) -> bool:
-        return False
-
-    def export(self, transport: str) -> int | None:
-        return None
