@@ -21,7 +21,8 @@ from tests.support.singles import Singles
 from tests.support.waiting import until
 
 HEARTBEAT_S = 0.1
-FAKE = ("--engine", "fake", "--engine.num-blocks", "8192")
+# Slow enough that no stream is through when half of them have begun.
+FAKE = ("--engine", "fake", "--engine.num-blocks", "8192", "--engine.fake-step-s", "0.005")
 WORKERS = ["p0", "d0", "d1"]
 NUM_STREAMS = 50
 NUM_TOKENS = 400
@@ -100,9 +101,12 @@ async def test_fifty_streams_are_whole_although_their_router_was_killed(cluster:
         answers = [await each for each in streams]
         assert await r1.metric("pdserve_requests_total") > 0, "nobody had to go on at the other router"
         sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
-        for seed, (prompt, answer) in enumerate(zip(prompts, answers), 1):
-            asked = GenerateRequest(input=tuple(prompt), seed=seed, sampling=sampling)
-            want = await second.generate_text(asked)
+        asked = [
+            GenerateRequest(input=tuple(prompt), seed=seed, sampling=sampling)
+            for seed, prompt in enumerate(prompts, 1)
+        ]
+        wanted = await asyncio.gather(*(second.generate_text(each) for each in asked))
+        for prompt, answer, want in zip(prompts, answers, wanted, strict=True):
             assert (answer.text, answer.reason, answer.is_done) == (want.text, "length", True)
             num_tokens = (answer.usage["prompt_tokens"], answer.usage["completion_tokens"])
             assert num_tokens == (len(prompt), NUM_TOKENS)

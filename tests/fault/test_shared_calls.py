@@ -24,6 +24,7 @@ STALL_S = 1.5
 LONG = 2_000
 FLAGS = ("--timeouts.heartbeat-s", f"{HEARTBEAT_S}", "--timeouts.client-stall-s", f"{STALL_S}")
 FAKE = ("--engine", "fake", "--engine.num-blocks", "8192", "--engine.fake-step-s", "0.001")
+SLOW = (*FAKE[:-1], "0.005")  # no stream is through when all have begun
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +153,8 @@ async def test_a_router_that_stops_serves_what_it_has_and_one_that_dies_is_told_
 ) -> None:
     with Singles(tmp_path, *FLAGS) as made:
         router = made.router("r0")
-        made.worker("prefill", "p0", *FAKE)
-        made.worker("decode", "d0", *FAKE)
+        made.worker("prefill", "p0", *SLOW)
+        made.worker("decode", "d0", *SLOW)
         made.start()
         await rested(router)
         async with AsyncClient(router.address, shares_calls=True) as client:
